@@ -1,0 +1,69 @@
+package sessions
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Code is what callers branch on.
+type Code string
+
+const (
+	CodeNotFound            Code = "not_found"
+	CodeInvalid             Code = "invalid" // Field names what is wrong
+	CodeSessionClosed       Code = "session_closed"
+	CodeTurnInProgress      Code = "turn_in_progress"
+	CodeQueueFull           Code = "queue_full"
+	CodeContextLimit        Code = "context_limit"
+	CodeIdempotencyMismatch Code = "idempotency_mismatch" // same key, another body
+	CodeIdempotencyRunning  Code = "idempotency_running"  // same key, not finished yet
+	CodeLedgerUnavailable   Code = "ledger_unavailable"
+	CodeGone                Code = "gone" // events past their retention; FirstSeq is what is left
+	CodeOverloaded          Code = "overloaded"
+	CodeLimit               Code = "limit" // a per-tenant limit; Field names it
+	CodeInternal            Code = "internal"
+)
+
+// Error is every error a Manager returns on purpose. Message is for the
+// caller; the cause, if there is one, is for the operator.
+type Error struct {
+	Code     Code
+	Message  string
+	Field    string // request field, dotted, for CodeInvalid, CodeLimit, CodeContextLimit
+	FirstSeq int64  // CodeGone
+	cause    error
+}
+
+func (e *Error) Error() string {
+	if e.cause != nil {
+		return fmt.Sprintf("%s: %s: %v", e.Code, e.Message, e.cause)
+	}
+	return fmt.Sprintf("%s: %s", e.Code, e.Message)
+}
+
+// Unwrap gives the cause.
+func (e *Error) Unwrap() error { return e.cause }
+
+// ErrorCode gives the code of err, CodeInternal for one that has none, ""
+// for nil.
+func ErrorCode(err error) Code {
+	if err == nil {
+		return ""
+	}
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.Code
+	}
+	return CodeInternal
+}
+
+func fail(code Code, format string, args ...any) *Error {
+	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}
+}
+
+func invalid(field, format string, args ...any) *Error {
+	return &Error{Code: CodeInvalid, Field: field, Message: fmt.Sprintf(format, args...)}
+}
+
+func notFound(kind, id string) *Error {
+	return fail(CodeNotFound, "%s %q does not exist", kind, id)
+}
