@@ -13,8 +13,11 @@
 //     y = total * row_scale where the weight has row scales. Lanes run over n, so AVX2, AVX-512, NEON and plain C
 //     agree bit for bit and share one arithmetic id.
 //  3. Nothing is written outside an op's output rows; a row that must not touch caches (see rk_seg.write_from) does not.
-//  4. No compiler contraction (-ffp-contract=off): every fused multiply-add is explicit. exp and sigmoid are ours.
+//  4. No compiler contraction (ISO C mode plus FP_CONTRACT OFF, checked when a device opens): every fused
+//     multiply-add is explicit. exp and sigmoid are ours.
 //     Every worker sets flush-to-zero off (IEEE denormals) and round to nearest.
+//  5. Where a reduction over a vector is unavoidable (norm sums), it has 16 lanes: lane i takes elements i, i+16, ...
+//     in ascending order from +0, then lanes are added as (i,i+8), (i,i+4), (i,i+2), (i,i+1).
 //
 // Numeric class: class F32 keeps everything in FP32. Class BF16 rounds to BF16 (nearest even), once, when produced:
 // the operand rows of matrix products (norm outputs, head outputs, expert activations), and what caches and conv rows
@@ -45,7 +48,7 @@ void rk_device_close(rk_device *);
 const char *rk_device_isa(const rk_device *);            // what was chosen
 int rk_device_threads(const rk_device *);
 const char *rk_device_arithmetic(const rk_device *);     // e.g. "cpu-fma32/1": equal ids = equal bits
-const char *rk_last_error(const rk_device *);            // text of the last failed call on this device
+const char *rk_last_error(void);                         // text of this thread's last failed call: "op: argument: why"
 // Measured roofs: bytes/s read by all workers over a working set of `bytes`; FMA/s in FP32 (one fma = 1).
 double rk_device_measure_read(rk_device *, size_t bytes, double seconds);
 double rk_device_measure_fma(rk_device *, double seconds);
@@ -88,7 +91,7 @@ typedef struct {
 typedef struct {
   int32_t n_rows; const int32_t *tokens;
   int32_t n_segs; const rk_seg *segs;
-  const int32_t *pages;    // concatenated page tables (page ids in the page arena)
+  int32_t n_pages; const int32_t *pages;    // concatenated page tables (page ids in the page arena)
   int32_t n_out; const int32_t *out_rows;   // rows whose logits are wanted
   float *logits;           // [n_out][vocab] or NULL when n_out == 0
 } rk_batch;
@@ -137,10 +140,13 @@ rk_status rk_plan_hc_post(rk_plan *, int streams, int post, int comb, int y, int
 typedef struct { int qkv, f, b, g, out; int heads, d, conv; const float *conv_w; /* [3*H*D][W] */ const float *a_log, *dt_bias;
                  float lower_bound, norm_eps; const float *norm_w; rk_buffer *slots; size_t slot_stride, slot_off; } rk_kda;
 rk_status rk_plan_kda(rk_plan *, const rk_kda *);
+size_t rk_kda_slot_bytes(int heads, int d, int conv, rk_class);   // bytes of that layout (record_rows 0); 0 = bad shape
 
 // Sparse MLA. Cache slab of a page at layer_off: latents [128][L], then (full indexers only) keys [128][Di],
 // gates [128][Di], pooled keys TRANSPOSED [Di][128/pool]; class's element type; each part padded to 64 bytes.
+// index_dim 0: no indexer part (then pool 1).
 typedef struct { rk_buffer *pages; size_t page_stride, layer_off; int latent, index_dim, pool; } rk_mla_cache;
+size_t rk_mla_slab_bytes(int latent, int index_dim, int pool, rk_class);   // bytes of one layer's slab; 0 = bad shape
 // Stores latent = rmsnorm(kv) (+ key = layernorm(wk row) with bias, raw gate) of each row, positions >= write_from.
 typedef struct { rk_mla_cache cache; int kv, key, gate; const float *kv_w; float eps; const float *k_w, *k_b; float k_eps; } rk_mla_store;
 rk_status rk_plan_mla_store(rk_plan *, const rk_mla_store *);
@@ -148,10 +154,10 @@ rk_status rk_plan_mla_store(rk_plan *, const rk_mla_store *);
 rk_status rk_plan_mla_pool(rk_plan *, const rk_mla_cache *, const float *ape /* [pool][Di] */);
 // Selection list per row, ascending positions, the incomplete tail last: all complete pools when they are no more than
 // topk/pool, else the topk/pool best by (score descending, -0 == +0, lower index). score = sum_h ascending of
-// w[h]*H^-0.5 * relu(q_h . key * Di^-0.5). `sel` is an int scratch from rk_plan_selection; a shared layer reuses it.
+// w[h]*H^-0.5 * relu(q_h . key * Di^-0.5). heads 0 (q, weights -1): no scoring, topk must cover max_pos. `sel` is an int scratch from rk_plan_selection; a shared layer reuses it.
 int rk_plan_selection(rk_plan *, int topk, int pool);
 rk_status rk_plan_mla_index(rk_plan *, const rk_mla_cache *, int q, int weights, int heads, int topk, int tail_always, int sel);
-// Absorbed attention: per row and head h over the selection: softmax(scale * q_h . latent) weighted latents -> out[h*L..).
+// Absorbed attention (latents are the cache's; q . latent is a chain as in a matrix product): per row and head h over the selection: softmax(scale * q_h . latent) weighted latents -> out[h*L..).
 // Splits of RK_ATTN_SPLIT entries, each from zero with its own maximum, folded in ascending order. Rounded operand.
 rk_status rk_plan_mla_attend(rk_plan *, const rk_mla_cache *, int q /* [H][L] */, int heads, float scale, int sel, int out);
 
