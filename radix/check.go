@@ -1,0 +1,206 @@
+package radix
+
+import (
+	"fmt"
+	"slices"
+)
+
+// audit is what a full walk of the forest finds.
+type audit struct {
+	f       *Forest
+	pages   map[int32]int // references the forest holds, by page
+	slots   map[int32]int
+	handles map[int64]bool
+	queued  [tiers]int
+	snaps   int
+	stats   Stats
+}
+
+// Check walks everything and returns the first broken invariant. Tests call it
+// after every step, the engine when it is idle; its cost is one pass.
+func (f *Forest) Check() error {
+	a := &audit{f: f, pages: map[int32]int{}, slots: map[int32]int{}, handles: map[int64]bool{}}
+	if len(f.roots) != len(f.keys) {
+		return fmt.Errorf("radix: %d roots, %d keys", len(f.roots), len(f.keys))
+	}
+	for key, root := range f.roots {
+		if f.keys[root] != key || root.parent != nil || root.depth != 0 || root.tokens != nil || root.dev >= 0 || root.host != 0 {
+			return fmt.Errorf("radix: root %q is no root", key)
+		}
+		if len(root.kids) == 0 && len(root.snaps) == 0 && root.locks == 0 {
+			return fmt.Errorf("radix: root %q holds nothing", key)
+		}
+		todo := []*node{root}
+		for len(todo) > 0 {
+			n := todo[len(todo)-1]
+			todo = append(todo[:len(todo)-1], n.kids...)
+			if err := a.node(n); err != nil {
+				return fmt.Errorf("radix: %q page ending at %d: %w", key, n.end(), err)
+			}
+		}
+	}
+	for _, o := range f.orphans {
+		if err := a.hold(o.page, o.slot, o.host); err != nil {
+			return fmt.Errorf("radix: eviction in flight: %w", err)
+		}
+	}
+	for _, h := range f.freed {
+		if a.handles[h] {
+			return fmt.Errorf("radix: host handle %d is freed and in use", h)
+		}
+		a.handles[h] = true
+	}
+	return a.totals()
+}
+
+func (a *audit) hold(page, slot int32, host int64) error {
+	if page >= 0 {
+		a.pages[page]++
+	}
+	if slot >= 0 {
+		a.slots[slot]++
+	}
+	if host != 0 {
+		if a.handles[host] {
+			return fmt.Errorf("host handle %d is named twice", host)
+		}
+		a.handles[host] = true
+	}
+	return nil
+}
+
+func (a *audit) node(n *node) error {
+	f := a.f
+	var below [tiers]int32
+	locked := int32(0)
+	for i, k := range n.kids {
+		switch {
+		case k.parent != n || k.depth != n.depth+1 || k.gone || k.tokens == nil:
+			return fmt.Errorf("child %d is not linked right", i)
+		case i > 0 && slices.Compare(n.kids[i-1].tokens[:], k.tokens[:]) >= 0:
+			return fmt.Errorf("children %d and %d do not differ or are out of order", i-1, i)
+		case k.dev < 0 && k.host == 0:
+			return fmt.Errorf("child %d is on no tier", i)
+		}
+		if k.locks > 0 {
+			locked++
+		}
+		for t := range tiers {
+			if counts := k.stays(t) || k.below[t] > 0; counts != k.counts[t] {
+				return fmt.Errorf("child %d counts as on %s: %v", i, t, k.counts[t])
+			} else if counts {
+				below[t]++
+			}
+		}
+	}
+	if n.locks < locked {
+		return fmt.Errorf("%d locks, but %d locked children", n.locks, locked)
+	}
+	if n.below != below {
+		return fmt.Errorf("children by tier: %v, found %v", n.below, below)
+	}
+	for t := range tiers {
+		at := n.pos[t]
+		if in := at >= 0 && int(at) < len(f.queues[t].nodes) && f.queues[t].nodes[at] == n; in != n.evictable(t) {
+			return fmt.Errorf("in the %s queue: %v, evictable: %v", t, in, n.evictable(t))
+		} else if in {
+			a.queued[t]++
+		}
+	}
+	if n.dev >= 0 {
+		a.stats.Pages[Device]++
+		if n.locks > 0 {
+			a.stats.LockedPages++
+		}
+		if f.owner[n.dev] != n {
+			return fmt.Errorf("device page %d has another owner", n.dev)
+		}
+	}
+	if n.host != 0 {
+		a.stats.Pages[Host]++
+	}
+	for i, s := range n.snaps {
+		if err := a.snap(n, s); err != nil {
+			return fmt.Errorf("snapshot at %d: %w", s.At, err)
+		}
+		if i > 0 && compareSnaps(n.snaps[i-1], s.TailTokens) >= 0 {
+			return fmt.Errorf("snapshots %d and %d do not differ or are out of order", i-1, i)
+		}
+	}
+	return a.hold(n.dev, None, n.host)
+}
+
+func (a *audit) snap(n *node, s *snap) error {
+	switch {
+	case s.node != n || s.gone || s.index >= len(a.f.snaps) || a.f.snaps[s.index] != s:
+		return fmt.Errorf("not linked right")
+	case s.At < 1 || s.At/PageTokens != int(n.depth) || len(s.TailTokens) != s.At%PageTokens:
+		return fmt.Errorf("hangs at page edge %d with a tail of %d", n.end(), len(s.TailTokens))
+	case s.Slot < 0 && s.Host == 0:
+		return fmt.Errorf("is on no tier")
+	case (s.Tail >= 0) != (s.Slot >= 0 && len(s.TailTokens) > 0):
+		return fmt.Errorf("slot %d, tail page %d", s.Slot, s.Tail)
+	case s.locks < 0 || s.locks > 0 && n.locks == 0:
+		return fmt.Errorf("%d locks on a page with %d", s.locks, n.locks)
+	}
+	a.snaps++
+	for t := range tiers {
+		if !s.on(t) {
+			continue
+		}
+		a.stats.Snapshots[t]++
+		if len(s.TailTokens) > 0 {
+			a.stats.Tails[t]++
+		}
+	}
+	if s.Slot >= 0 && s.locks > 0 {
+		a.stats.LockedSnapshots++
+	}
+	return a.hold(s.Tail, s.Slot, s.Host)
+}
+
+func (a *audit) totals() error {
+	f := a.f
+	if a.snaps != len(f.snaps) {
+		return fmt.Errorf("radix: %d snapshots on nodes, %d listed", a.snaps, len(f.snaps))
+	}
+	for t := range tiers {
+		q := &f.queues[t]
+		if a.queued[t] != q.Len() {
+			return fmt.Errorf("radix: %d pages in the %s queue, %d are evictable", q.Len(), t, a.queued[t])
+		}
+		for i := 1; i < q.Len(); i++ {
+			if q.Less(i, (i-1)/2) {
+				return fmt.Errorf("radix: the %s queue is out of order at %d", t, i)
+			}
+		}
+	}
+	got, want := f.stats, a.stats
+	if got.Pages != want.Pages || got.Snapshots != want.Snapshots || got.Tails != want.Tails ||
+		got.LockedPages != want.LockedPages || got.LockedSnapshots != want.LockedSnapshots {
+		return fmt.Errorf("radix: accounts %+v, found %+v", got, want)
+	}
+	owned := 0
+	for _, n := range f.owner {
+		if n != nil {
+			owned++
+		}
+	}
+	if owned != want.Pages[Device] {
+		return fmt.Errorf("radix: %d device pages have owners, %d are in trees", owned, want.Pages[Device])
+	}
+	for _, p := range []struct {
+		pool  *Pool
+		holds map[int32]int
+	}{{f.pages, a.pages}, {f.slots, a.slots}} {
+		if err := p.pool.Check(); err != nil {
+			return fmt.Errorf("radix: %w", err)
+		}
+		for id, n := range p.holds {
+			if n > 1 || p.pool.Refs(id) < n {
+				return fmt.Errorf("radix: %s %d: the forest holds it %d times, the pool counts %d", p.pool.name, id, n, p.pool.Refs(id))
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,189 @@
+package radix
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Snapshot names the state after At consumed tokens and where its bytes are. It
+// is the one list of what a state is made of; the recurrent states, raw conv
+// rows and the final hidden row are the slot's bytes, the caches' part that no
+// full page holds is the tail page's.
+type Snapshot struct {
+	At           int     // consumed tokens
+	Slot         int32   // device state slot, or None
+	Tail         int32   // device page holding [At-At%128, At); None at a page edge or off the device
+	TailTokens   []int32 // the At%128 tokens of the tail; the tree fills it in, do not change it
+	Host         int64   // handle of slot and tail bytes together on the host, 0 none
+	MTPValidFrom int     // the draft layer's cache rows are valid from this token on
+}
+
+// snap is a Snapshot in the tree.
+type snap struct {
+	Snapshot
+	node  *node
+	last  int64
+	locks int32
+	index int // in Forest.snaps
+	gone  bool
+	flight
+}
+
+func (s *snap) on(t Tier) bool {
+	if t == Device {
+		return s.Slot >= 0
+	}
+	return s.Host != 0
+}
+
+func (s *snap) stays(t Tier) bool { return s.on(t) && !s.leaving(t) }
+
+func compareSnaps(a *snap, tail []int32) int {
+	if d := len(a.TailTokens) - len(tail); d != 0 {
+		return d
+	}
+	return slices.Compare(a.TailTokens, tail)
+}
+
+// Publish hangs a snapshot of the state after the given consumed tokens into the
+// tree, s.At of them. All full pages below must be there (ErrMissing otherwise):
+// a snapshot that no match could reach would only hold memory. It must be whole
+// on a tier. If there is one for the same tokens it stays, and takes over only
+// what it lacks: the slot and tail, the host handle. The tree retains the slot
+// and the tail page that it keeps, and owns s.Host in every case but an error.
+// kept says whether the given slot is now the tree's.
+func (f *Forest) Publish(key string, tokens []int32, s Snapshot, now int64) (kept bool, err error) {
+	if err := s.valid(len(tokens)); err != nil {
+		return false, err
+	}
+	depth := s.At / PageTokens
+	n := f.walk(key, tokens, depth)
+	if n == nil && depth == 0 {
+		n = f.root(key)
+	}
+	if n == nil || int(n.depth) < depth {
+		return false, fmt.Errorf("publish a snapshot at %d: %w", s.At, ErrMissing)
+	}
+	tail := tokens[depth*PageTokens:]
+	i, found := slices.BinarySearchFunc(n.snaps, tail, compareSnaps)
+	if !found {
+		s.TailTokens = slices.Clone(tail)
+		e := &snap{node: n, index: len(f.snaps)}
+		e.At, e.TailTokens, e.Slot, e.Tail = s.At, s.TailTokens, None, None
+		f.snaps = append(f.snaps, e)
+		n.snaps = slices.Insert(n.snaps, i, e)
+	}
+	e := n.snaps[i]
+	if s.Slot >= 0 && e.Slot < 0 {
+		f.setSlot(e, s.Slot, s.Tail)
+		kept = true
+	}
+	if s.Host != 0 && s.Host != e.Host {
+		if e.Host == 0 {
+			f.setSnapHost(e, s.Host)
+		} else {
+			f.freed = append(f.freed, s.Host)
+		}
+	}
+	// Two copies of one state may differ in how much of the draft cache was
+	// filled; the narrower claim holds for both.
+	e.MTPValidFrom = max(e.MTPValidFrom, s.MTPValidFrom)
+	e.last = max(e.last, now)
+	f.refresh(n)
+	f.touch(n, now)
+	return kept, nil
+}
+
+func (s *Snapshot) valid(tokens int) error {
+	partial := s.At%PageTokens != 0
+	switch {
+	case s.At < 1 || s.At != tokens:
+		return fmt.Errorf("radix: publish a snapshot at %d with %d tokens", s.At, tokens)
+	case s.Slot < 0 && s.Host == 0:
+		return fmt.Errorf("radix: publish a snapshot at %d that is on no tier", s.At)
+	case s.Slot >= 0 && partial != (s.Tail >= 0):
+		return fmt.Errorf("radix: publish a snapshot at %d with slot %d and tail page %d", s.At, s.Slot, s.Tail)
+	case s.Slot < 0 && s.Tail >= 0:
+		return fmt.Errorf("radix: publish a snapshot at %d with a tail page and no slot", s.At)
+	}
+	return nil
+}
+
+func (f *Forest) setSlot(s *snap, slot, tail int32) {
+	f.slots.Retain(slot)
+	s.Slot = slot
+	f.stats.Snapshots[Device]++
+	if tail >= 0 {
+		f.pages.Retain(tail)
+		s.Tail = tail
+		f.stats.Tails[Device]++
+	}
+	if s.locks > 0 {
+		f.stats.LockedSnapshots++
+	}
+}
+
+// clearSlot takes slot and tail out; their references are the caller's now.
+func (f *Forest) clearSlot(s *snap) (slot, tail int32) {
+	slot, tail = s.Slot, s.Tail
+	s.Slot, s.Tail = None, None
+	f.stats.Snapshots[Device]--
+	if tail >= 0 {
+		f.stats.Tails[Device]--
+	}
+	if s.locks > 0 {
+		f.stats.LockedSnapshots--
+	}
+	f.version++
+	return slot, tail
+}
+
+func (f *Forest) setSnapHost(s *snap, handle int64) {
+	s.Host = handle
+	f.stats.Snapshots[Host]++
+	if len(s.TailTokens) > 0 {
+		f.stats.Tails[Host]++
+	}
+}
+
+func (f *Forest) clearSnapHost(s *snap) int64 {
+	h := s.Host
+	s.Host = 0
+	f.stats.Snapshots[Host]--
+	if len(s.TailTokens) > 0 {
+		f.stats.Tails[Host]--
+	}
+	f.version++
+	return h
+}
+
+func (f *Forest) snapBytes(s *snap) int64 {
+	if len(s.TailTokens) > 0 {
+		return f.opts.SlotBytes + f.opts.PageBytes
+	}
+	return f.opts.SlotBytes
+}
+
+// removeSnap takes an unlocked snapshot out of the tree with its references.
+func (f *Forest) removeSnap(s *snap) {
+	o := orphan{page: None, slot: None}
+	if s.Slot >= 0 {
+		o.slot, o.page = f.clearSlot(s)
+	}
+	if s.Host != 0 {
+		o.host = f.clearSnapHost(s)
+	}
+	f.letGo(s.flight, o)
+	s.gone = true
+	s.flight = flight{}
+	n := s.node
+	n.snaps = slices.Delete(n.snaps, slices.Index(n.snaps, s), slices.Index(n.snaps, s)+1)
+	end := f.snaps[len(f.snaps)-1]
+	f.snaps[s.index], end.index = end, s.index
+	f.snaps[len(f.snaps)-1] = nil
+	f.snaps = f.snaps[:len(f.snaps)-1]
+	if !n.gone {
+		f.refresh(n)
+		f.pruneRoot(n)
+	}
+}
