@@ -1,0 +1,7 @@
+//go:build !linux
+
+package localpg
+
+import "syscall"
+
+func dieWithParent(*syscall.SysProcAttr) {}
