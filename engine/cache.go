@@ -1,0 +1,247 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+
+	"rocket/radix"
+)
+
+// reservePages takes references to the matched pages; for those that only the host has, it reserves device pages and
+// notes the copies.
+func (e *Engine) reservePages(j *restoring, m *radix.Match) error {
+	for i, place := range m.Pages {
+		if place.Device != radix.None {
+			e.pageIDs.Retain(place.Device)
+			j.pages = append(j.pages, place.Device)
+			continue
+		}
+		id, err := e.allocPage()
+		if err != nil {
+			return fmt.Errorf("restore page %d of %d: %w", i, len(m.Pages), err)
+		}
+		j.pages = append(j.pages, id)
+		j.copies = append(j.copies, hostCopy{handle: place.Host, page: id, slot: radix.None})
+		j.adopt = true
+	}
+	j.have = m.Tokens
+	return nil
+}
+
+// reserveState takes a reference to the matched snapshot's slot and partial page, or reserves both for a copy.
+func (e *Engine) reserveState(j *restoring, m *radix.Match) error {
+	if !m.Found {
+		return nil
+	}
+	snap := m.Snapshot
+	j.snap, j.at = snap, snap.At
+	partial := snap.At%radix.PageTokens != 0 && snap.At > m.Tokens // else a full page of the match holds those rows
+	if snap.Slot != radix.None {
+		e.slotIDs.Retain(snap.Slot)
+		j.slot = snap.Slot
+		if partial {
+			e.pageIDs.Retain(snap.Tail)
+			j.pages = append(j.pages, snap.Tail)
+		}
+	} else {
+		c := hostCopy{handle: snap.Host, page: radix.None}
+		var err error
+		if c.slot, err = e.allocSlot(); err != nil {
+			return fmt.Errorf("restore state at %d: %w", snap.At, err)
+		}
+		j.slot = c.slot
+		if snap.At%radix.PageTokens != 0 { // the blob has the partial page, wanted or not
+			if c.page, err = e.allocPage(); err != nil {
+				return fmt.Errorf("restore partial page at %d: %w", snap.At, err)
+			}
+			if partial {
+				j.pages = append(j.pages, c.page)
+			} else {
+				j.spare = append(j.spare, c.page)
+			}
+		}
+		j.copies = append(j.copies, c)
+		j.adopt = true
+		j.snap.Slot, j.snap.Tail = c.slot, c.page
+	}
+	j.have = max(j.have, j.at)
+	j.hostTokens = hostTokens(m)
+	return nil
+}
+
+// hostTokens is how many of the restored tokens need bytes from the host: those of host-only pages below the state,
+// and those since the last page edge when the state itself is there.
+func hostTokens(m *radix.Match) int {
+	n := 0
+	for _, place := range m.Pages[:min(len(m.Pages), m.Snapshot.At/radix.PageTokens)] {
+		if place.Device == radix.None {
+			n += radix.PageTokens
+		}
+	}
+	if m.Snapshot.Slot == radix.None {
+		n += m.Snapshot.At % radix.PageTokens
+	}
+	return n
+}
+
+// abandon lets go of what a restore that will not happen had taken.
+func (e *Engine) abandon(j *restoring) {
+	for _, id := range append(j.pages, j.spare...) {
+		e.pageIDs.Release(id)
+	}
+	if j.slot != radix.None {
+		e.slotIDs.Release(j.slot)
+	}
+	e.forest.Unlock(&j.lock)
+	*j = restoring{slot: radix.None}
+}
+
+// adopt tells the tree about device copies that the restore made, so that others find them.
+func (e *Engine) adopt(s *Seq, j *restoring) {
+	full := j.have / radix.PageTokens
+	canon, err := e.forest.Insert(s.ns, s.line[:full*radix.PageTokens], 0, j.pages[:full], e.now(), e.canon[:0])
+	if err == nil {
+		e.canon = canon
+		if j.at > 0 {
+			_, err = e.forest.Publish(s.ns, s.line[:j.at], radix.Snapshot{At: j.at, Slot: j.snap.Slot, Tail: j.snap.Tail}, e.now())
+		}
+	}
+	if err != nil {
+		e.opts.Log.Error("adopt restored pages failed", "error", err)
+	}
+	for _, id := range j.spare {
+		e.pageIDs.Release(id)
+	}
+}
+
+// evict makes room on the device: victims go to the host while it has room, else they are dropped.
+func (e *Engine) evict(victims []radix.Eviction) {
+	if e.host != nil {
+		var bytes int64
+		for _, v := range victims {
+			bytes += v.Bytes
+		}
+		if over := e.host.Bytes() + bytes - e.host.Max(); over > 0 {
+			e.dropHost(over)
+		}
+	}
+	for _, v := range victims {
+		e.settle(v, e.copyOut(v))
+	}
+	e.freeHost()
+}
+
+// outcome is what became of an eviction's bytes.
+type outcome struct {
+	handle int64
+	err    error // nil: copied (or the host has it already); tier.ErrFull: no room
+}
+
+// copyOut copies an eviction's bytes to the host. It may run off the loop: the tree holds the references meanwhile.
+func (e *Engine) copyOut(v radix.Eviction) outcome {
+	if v.Host != 0 {
+		return outcome{handle: v.Host}
+	}
+	if e.host == nil {
+		return outcome{err: errNoHost}
+	}
+	var parts [][]byte
+	if v.Slot != radix.None {
+		b := make([]byte, e.layout.SlotBytes)
+		if err := e.slots.Read(int(v.Slot)*e.layout.SlotStride, b); err != nil {
+			return outcome{err: err}
+		}
+		parts = append(parts, b)
+	}
+	if v.Page != radix.None {
+		b := make([]byte, e.layout.SlabBytes)
+		if err := e.pages.Read(int(v.Page)*e.layout.PageStride, b); err != nil {
+			return outcome{err: err}
+		}
+		parts = append(parts, b)
+	}
+	handle, err := e.host.Put(parts...)
+	return outcome{handle, err}
+}
+
+var errNoHost = errors.New("no host tier")
+
+// settle tells the tree what became of an eviction. Without room below, the entry is dropped: it can be recomputed.
+func (e *Engine) settle(v radix.Eviction, o outcome) {
+	if o.err != nil {
+		e.forest.Dropped(v)
+	} else {
+		e.forest.Demoted(v, o.handle)
+	}
+	if v.Slot != radix.None {
+		e.stats.EvictedSnapshots++
+	} else {
+		e.stats.EvictedPages++
+	}
+}
+
+// freeHost drops host blobs that the tree no longer names.
+func (e *Engine) freeHost() {
+	if e.host == nil {
+		return
+	}
+	for _, h := range e.forest.TakeFreed(nil) {
+		if err := e.host.Drop(h); err != nil {
+			e.opts.Log.Error("drop host blob failed", "error", err)
+		}
+	}
+}
+
+// starved handles a timeline that found no room. The youngest other run is preempted: its pages go to the tree, from
+// where this step's next tries may evict them, and it replays later. Idle timelines are parked before that. A run
+// that is alone and still finds no room ends with ErrPoolFull.
+func (e *Engine) starved(s *Seq, r *Run) {
+	if e.parkIdle(s) {
+		return
+	}
+	if r == nil {
+		e.behind = removeSeq(e.behind, s) // somebody else's turn; a Run of its own will try again
+		return
+	}
+	for i := len(e.running) - 1; i >= 0; i-- {
+		victim := e.running[i]
+		if victim == r || victim.order < r.order || victim.seq.cold || victim.seq.moving || e.batch.has(victim.seq) {
+			continue
+		}
+		e.park(victim.seq)
+		victim.seq.preempted = true
+		e.stats.Preemptions++
+		return
+	}
+	if e.alone(r) {
+		e.finish(r, FinishError, fmt.Errorf("turn of %d tokens: %w", len(s.line), ErrPoolFull))
+		return
+	}
+	if !s.cold && r.order != e.running[0].order { // wait for the older ones
+		e.park(s)
+		s.preempted = true
+		e.stats.Preemptions++
+	}
+}
+
+// alone reports whether no other run holds anything that could be freed by waiting.
+func (e *Engine) alone(r *Run) bool {
+	for _, other := range e.running {
+		if other != r && !other.seq.cold {
+			return false
+		}
+	}
+	return len(e.batch.Segs) == 0
+}
+
+// parkIdle moves one idle timeline other than s to the tree, if there is any that holds device memory.
+func (e *Engine) parkIdle(s *Seq) bool {
+	for other := range e.seqs {
+		if other != s && other.run == nil && !other.cold && !other.moving && !e.batch.has(other) {
+			e.behind = removeSeq(e.behind, other)
+			e.park(other)
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,250 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"rocket/radix"
+)
+
+// Open makes a timeline of line. It matches the tree on the device and in host memory, restores the deepest state, and
+// says what it found; the rest, up to the pending token, is prefilled behind unless opts.Lazy. line may be empty.
+// The Seq must be given back by Release or Detach.
+func (e *Engine) Open(ctx context.Context, line []int32, opts OpenOptions) (*Seq, Restored, error) {
+	if len(line) > e.opts.Model.ContextLimit() {
+		return nil, Restored{}, fmt.Errorf("open a line of %d tokens, context %d: %w", len(line), e.opts.Model.ContextLimit(), ErrContextLimit)
+	}
+	if err := e.vocab(line); err != nil {
+		return nil, Restored{}, err
+	}
+	var s *Seq
+	if err := e.do(ctx, func() {
+		s = e.newSeq(opts.Namespace, slices.Clone(line))
+		s.fresh, s.lazy = opts.Fresh, opts.Lazy
+	}); err != nil {
+		return nil, Restored{}, err
+	}
+	if err := e.fetch(ctx, s, line); err != nil && !errors.Is(err, ErrPoolFull) { // a full pool: it stays cold for now
+		e.Release(s)
+		return nil, Restored{}, err
+	}
+	var got Restored
+	err := e.do(ctx, func() {
+		got = Restored{Device: s.consumed - s.fromHost, Host: s.fromHost, Recomputed: max(0, len(line)-1-s.consumed)}
+		if got.Recomputed > 0 {
+			got.ColdReason = s.coldReason
+		}
+		if !s.lazy {
+			e.planCaptures(s)
+			e.follow(s)
+		}
+	})
+	if err != nil {
+		return nil, Restored{}, err
+	}
+	return s, got, nil
+}
+
+// Release gives s up. A run on it is cancelled. What the tree holds of its line stays there.
+func (e *Engine) Release(s *Seq) {
+	_ = e.do(context.Background(), func() { e.release(s) }) // closed: shutdown has let go of everything
+}
+
+func (e *Engine) release(s *Seq) {
+	if s.dead {
+		return
+	}
+	if s.run != nil {
+		e.finish(s.run, FinishCancelled, nil)
+	}
+	e.behind = removeSeq(e.behind, s)
+	s.dead = true
+	if s.moving {
+		return // endRestore lets go of it
+	}
+	e.drop(s)
+	delete(e.seqs, s)
+}
+
+// follow fills s behind, up to its pending token.
+func (e *Engine) follow(s *Seq) {
+	if len(s.line)-1 > s.consumed && !slices.Contains(e.behind, s) {
+		e.behind = append(e.behind, s)
+	}
+}
+
+// planCaptures chooses, before the prefill, where the scan is cut and the state kept.
+func (e *Engine) planCaptures(s *Seq) {
+	if s.fresh {
+		s.captures = nil
+		return
+	}
+	e.forest.Match(s.ns, s.line, &e.match)
+	points := radix.CapturePoints(s.consumed, len(s.line), e.match.Branch, nil, int64(e.layout.SlotStride), int64(e.layout.SlabBytes/radix.PageTokens))
+	s.captures = slices.DeleteFunc(points, func(p int) bool { return p <= s.consumed || p >= len(s.line) })
+}
+
+// restoring is a restore under way: references are held and device room is reserved on the loop, bytes are copied
+// anywhere, and the loop finishes it.
+type restoring struct {
+	pages      []int32
+	spare      []int32 // reserved for a blob's partial page that s does not use
+	slot       int32
+	at, have   int // state position, cached tokens
+	hostTokens int
+	reason     string
+	lock       radix.Lock
+	copies     []hostCopy
+	adopt      bool // some device copies are new to the tree
+	snap       radix.Snapshot
+	err        error
+}
+
+// hostCopy brings one host blob to the device: a page's slab, or a state slot with its partial page.
+type hostCopy struct {
+	handle     int64
+	page, slot int32 // radix.None: not part of it
+}
+
+// fetch restores a cold s for line, copying off the loop. It is a no-op for a warm or moving Seq.
+func (e *Engine) fetch(ctx context.Context, s *Seq, line []int32) error {
+	var job *restoring
+	var err error
+	if doErr := e.do(ctx, func() {
+		if s.cold && !s.dead && !s.moving && s.run == nil {
+			job, err = e.beginRestore(s, line)
+		}
+	}); doErr != nil {
+		return doErr
+	}
+	if job == nil {
+		return err
+	}
+	e.copyIn(job)
+	return e.do(context.WithoutCancel(ctx), func() { e.endRestore(s, job) })
+}
+
+// restoreInLoop restores s for a step. It returns false when there is no room now.
+func (e *Engine) restoreInLoop(s *Seq, r *Run) bool {
+	// Room for the others' next tokens must remain, or the youngest would be restored only to be preempted again.
+	if s.preempted && (e.pageIDs.Free() < len(e.running) || e.slotIDs.Free() < 1) {
+		e.evict(e.forest.EvictPages(len(e.running), e.now()))
+		e.evict(e.forest.EvictSlots(1, e.now()))
+	}
+	job, err := e.beginRestore(s, s.line)
+	if err != nil {
+		e.starved(s, r)
+		return false
+	}
+	e.copyIn(job)
+	e.endRestore(s, job)
+	if s.preempted {
+		e.stats.TokensPreempted += int64(max(0, len(s.line)-1-s.consumed))
+		s.preempted = false
+	}
+	e.planCaptures(s)
+	return true
+}
+
+// beginRestore matches line and takes references to everything that will be used.
+func (e *Engine) beginRestore(s *Seq, line []int32) (*restoring, error) {
+	j := &restoring{slot: radix.None, snap: radix.Snapshot{Slot: radix.None, Tail: radix.None}}
+	if s.fresh || len(line) < 2 {
+		s.moving = true
+		return j, nil
+	}
+	m := &e.match
+	e.forest.Match(s.ns, line, m)
+	j.lock = e.forest.Lock(m)
+	e.forest.Touch(m, e.now())
+	if err := e.reservePages(j, m); err != nil {
+		e.abandon(j)
+		return nil, err
+	}
+	if err := e.reserveState(j, m); err != nil {
+		e.abandon(j)
+		return nil, err
+	}
+	j.reason = coldReason(j, m, len(line)-1)
+	s.moving = true
+	return j, nil
+}
+
+func coldReason(j *restoring, m *radix.Match, want int) string {
+	switch {
+	case j.at >= want:
+		return ""
+	case j.have > j.at:
+		return "no_snapshot"
+	case m.Tokens == 0 && j.at == 0:
+		return "new"
+	}
+	return "diverged"
+}
+
+// copyIn moves the bytes. It needs no ownership: the targets are reserved for this restore alone.
+func (e *Engine) copyIn(j *restoring) {
+	for _, c := range j.copies {
+		parts, err := e.host.Get(c.handle)
+		if err == nil {
+			err = e.copyBlob(c, parts)
+		}
+		if err != nil {
+			j.err = err
+			return
+		}
+	}
+}
+
+func (e *Engine) copyBlob(c hostCopy, parts [][]byte) error {
+	if c.slot != radix.None {
+		if len(parts) == 0 || len(parts[0]) != e.layout.SlotBytes {
+			return fmt.Errorf("host blob %d is no state of %d bytes", c.handle, e.layout.SlotBytes)
+		}
+		if err := e.slots.Write(int(c.slot)*e.layout.SlotStride, parts[0]); err != nil {
+			return fmt.Errorf("restore state: %w", err)
+		}
+		parts = parts[1:]
+	}
+	if c.page != radix.None {
+		if len(parts) != 1 || len(parts[0]) != e.layout.SlabBytes {
+			return fmt.Errorf("host blob %d is no page of %d bytes", c.handle, e.layout.SlabBytes)
+		}
+		if err := e.pages.Write(int(c.page)*e.layout.PageStride, parts[0]); err != nil {
+			return fmt.Errorf("restore page: %w", err)
+		}
+	}
+	return nil
+}
+
+// endRestore makes s warm. A blob that could not be read costs a cold start, never a wrong state.
+func (e *Engine) endRestore(s *Seq, j *restoring) {
+	s.moving = false
+	if j.err != nil {
+		e.opts.Log.Warn("restore from host failed, recomputing", "error", j.err)
+		e.abandon(j)
+		j = &restoring{slot: radix.None, reason: "corrupt", snap: radix.Snapshot{Slot: radix.None, Tail: radix.None}}
+	}
+	if s.dead {
+		e.abandon(j)
+		delete(e.seqs, s)
+		return
+	}
+	s.pages, s.slot, s.consumed, s.have = j.pages, j.slot, j.at, j.have
+	s.lock = j.lock
+	e.forest.UnlockSnapshot(&s.lock) // s holds a reference of its own
+	s.cold, s.coldReason, s.fromHost = false, j.reason, j.hostTokens
+	s.inserted = j.have / radix.PageTokens * radix.PageTokens
+	s.lastCapture = j.at
+	if !s.fresh {
+		s.snapshots = e.forest.Snapshots(s.ns, s.line)
+	}
+	e.stats.TokensHost += int64(j.hostTokens)
+	e.stats.TokensDevice += int64(j.at - j.hostTokens)
+	if j.adopt {
+		e.adopt(s, j)
+	}
+	s.report()
+}

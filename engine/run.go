@@ -1,0 +1,94 @@
+package engine
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Run is one turn's decoding: an append-only list of tokens that the loop writes and anybody reads by offset.
+type Run struct {
+	e    *Engine
+	seq  *Seq
+	req  TurnRequest
+	wake chan struct{} // capacity 1
+
+	mu     sync.Mutex
+	tokens []Token     // guarded by mu; appended by the loop only
+	logits [][]float32 // guarded by mu; only with KeepLogits
+	state  RunState    // guarded by mu
+
+	acked     atomic.Int64
+	cancelled atomic.Bool
+
+	// Only the loop.
+	sampler     sampler
+	stop        *stopMatcher
+	started     time.Time
+	first, last time.Time
+	produced    int
+	order       int64 // admission order; the largest is the youngest
+}
+
+// Read returns the tokens generated from offset from (0 = the first) and the state at that moment. It never blocks.
+// The returned slice must not be changed.
+func (r *Run) Read(from int) ([]Token, RunState) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if from > len(r.tokens) {
+		from = len(r.tokens)
+	}
+	return r.tokens[from:len(r.tokens):len(r.tokens)], r.state
+}
+
+// Ready has one pending signal when something changed since it was last received from. One reader should wait on it.
+func (r *Run) Ready() <-chan struct{} { return r.wake }
+
+// Ack says that the first n generated tokens are durable.
+func (r *Run) Ack(n int) {
+	for {
+		old := r.acked.Load()
+		if int64(n) <= old {
+			return
+		}
+		if r.acked.CompareAndSwap(old, int64(n)) {
+			r.e.nudge()
+			return
+		}
+	}
+}
+
+// Cancel ends the Run as soon as the loop sees it, in any phase. What was generated stays on the line.
+func (r *Run) Cancel() {
+	r.cancelled.Store(true)
+	r.e.nudge()
+}
+
+// Logits returns the logits that generated token i was sampled from, or nil without KeepLogits.
+func (r *Run) Logits(i int) []float32 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if i >= len(r.logits) {
+		return nil
+	}
+	return r.logits[i]
+}
+
+func (r *Run) signal() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (r *Run) setPhase(p Phase) {
+	r.mu.Lock()
+	if r.state.Phase != Done {
+		r.state.Phase = p
+	}
+	r.mu.Unlock()
+	r.signal()
+}
+
+// held reports whether the Run is too far ahead of what its owner made durable.
+func (r *Run) held() bool { return int64(r.produced)-r.acked.Load() >= MaxUncommitted }
