@@ -79,6 +79,7 @@ export const api = {
     call<Page<Session>>("GET", `/v1/sessions?limit=${limit}${after ? `&after=${encodeURIComponent(after)}` : ""}`),
   get: (id: string) => call<Session>("GET", session(id)),
   create: (body: CreateBody) => call<Session>("POST", "/v1/sessions", body),
+  rename: (id: string, title: string) => call<Session>("PATCH", session(id), { title }),
   remove: (id: string) => call<void>("DELETE", session(id)),
   close: (id: string) => call<Session>("POST", session(id, "/close")),
   cancel: (id: string) => call<Turn>("POST", session(id, "/cancel")),

@@ -1,0 +1,137 @@
+// Dialogs on the browser's own <dialog>: it keeps the focus inside and gives it back.
+
+import type { ComponentChildren } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { createSession } from "./actions";
+import type { CreateBody } from "./api";
+import { ModeChoice, savedMode, type Mode } from "./composer";
+
+function Dialog({ title, onClose, children }: { title: string; onClose: () => void; children: ComponentChildren }) {
+  const ref = useRef<HTMLDialogElement>(null);
+  useEffect(() => ref.current?.showModal(), []);
+  return (
+    <dialog ref={ref} aria-label={title} onClose={onClose} onClick={(e) => e.target === ref.current && ref.current?.close()}>
+      <div class="dialog-body">
+        <h2>{title}</h2>
+        {children}
+      </div>
+    </dialog>
+  );
+}
+
+const close = (e: Event) => (e.currentTarget as HTMLElement).closest("dialog")?.close();
+
+interface ConfirmProps {
+  title: string;
+  text: string;
+  confirm: string;
+  onClose: () => void;
+  onConfirm: () => void;
+}
+
+export function ConfirmDialog({ title, text, confirm, onClose, onConfirm }: ConfirmProps) {
+  return (
+    <Dialog title={title} onClose={onClose}>
+      <p>{text}</p>
+      <div class="dialog-actions">
+        <button type="button" onClick={close}>
+          Keep it
+        </button>
+        <button
+          type="button"
+          class="danger solid"
+          onClick={(e) => {
+            close(e);
+            onConfirm();
+          }}
+        >
+          {confirm}
+        </button>
+      </div>
+    </Dialog>
+  );
+}
+
+interface PromptProps {
+  title: string;
+  label: string;
+  value: string;
+  confirm: string;
+  onClose: () => void;
+  onConfirm: (value: string) => void;
+}
+
+export function PromptDialog({ title, label, value, confirm, onClose, onConfirm }: PromptProps) {
+  const [text, setText] = useState(value);
+  return (
+    <Dialog title={title} onClose={onClose}>
+      <form
+        onSubmit={(e) => {
+          e.preventDefault();
+          close(e);
+          onConfirm(text);
+        }}
+      >
+        <label class="field">
+          {label}
+          <input value={text} autoFocus onInput={(e) => setText(e.currentTarget.value)} />
+        </label>
+        <div class="dialog-actions">
+          <button type="button" onClick={close}>
+            Leave it
+          </button>
+          <button type="submit" class="primary">
+            {confirm}
+          </button>
+        </div>
+      </form>
+    </Dialog>
+  );
+}
+
+export function NewSessionDialog({ onClose }: { onClose: () => void }) {
+  const [title, setTitle] = useState("");
+  const [text, setText] = useState("");
+  const [mode, setMode] = useState<Mode>(savedMode);
+  const [busy, setBusy] = useState(false);
+  const submit = async (e: SubmitEvent) => {
+    e.preventDefault();
+    const dialog = (e.currentTarget as HTMLElement).closest("dialog");
+    const body: CreateBody = {};
+    if (title) body.title = title;
+    if (text && mode === "raw") body.input = text;
+    if (text && mode === "chat") body.messages = [{ role: "user", content: text }];
+    setBusy(true);
+    const ok = await createSession(body);
+    setBusy(false);
+    if (ok) dialog?.close();
+  };
+  return (
+    <Dialog title="New session" onClose={onClose}>
+      <form onSubmit={(e) => void submit(e)}>
+        <label class="field">
+          Title
+          <input value={title} autoFocus placeholder="optional" onInput={(e) => setTitle(e.currentTarget.value)} />
+        </label>
+        <label class="field">
+          First text
+          <textarea
+            rows={6}
+            value={text}
+            placeholder="Optional. It is read in now and shared by every fork; nothing is generated yet."
+            onInput={(e) => setText(e.currentTarget.value)}
+          />
+        </label>
+        <ModeChoice mode={mode} onMode={setMode} name="new-mode" />
+        <div class="dialog-actions">
+          <button type="button" onClick={close}>
+            Cancel
+          </button>
+          <button type="submit" class="primary" disabled={busy}>
+            Create
+          </button>
+        </div>
+      </form>
+    </Dialog>
+  );
+}
