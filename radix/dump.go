@@ -10,13 +10,13 @@ import (
 // Dump renders all trees, for golden tests and for people. Pages that follow
 // each other without a branch or a snapshot share a line; a page is a device id,
 // "h" and a host handle, or both; "*" marks an entry that is locked, "!" one
-// whose eviction is in flight.
+// whose eviction is in flight. Only branches indent.
 //
 //	key
-//	  [0,256) 0 1+h7*
+//	  [0,256) 0 1+h7* last 3
 //	    @256 slot 0 last 3
 //	    @300 h8 last 4
-//	    [256,384) h9 last 5
+//	  [256,384) h9 last 5
 func (f *Forest) Dump() string {
 	var b strings.Builder
 	type item struct {
@@ -31,10 +31,12 @@ func (f *Forest) Dump() string {
 			todo = todo[:len(todo)-1]
 			if n.parent != nil {
 				n = dumpRun(&b, n, indent)
-				indent++
 			}
 			for _, s := range n.snaps {
-				dumpSnap(&b, s, indent)
+				dumpSnap(&b, s, indent+1)
+			}
+			if n.parent != nil && len(n.kids) > 1 {
+				indent++
 			}
 			for _, k := range slices.Backward(n.kids) {
 				todo = append(todo, item{k, indent})

@@ -88,27 +88,26 @@ func (r *ranking) Pop() any {
 func (s *snap) next(t Tier) (at int, ok bool) {
 	n, tail := s.node, s.TailTokens
 	for {
-		var kid *node
-		for _, k := range n.kids {
-			if slices.Equal(k.tokens[:len(tail)], tail) {
-				if kid != nil {
-					return 0, false
-				}
-				kid = k
+		var first *snap // of those that go on from the tail; shorter ones come first
+		for _, x := range n.snaps {
+			switch {
+			case x == s || !x.stays(t) || !hasPrefix(x.TailTokens, tail):
+			case first == nil:
+				first = x
+			case !hasPrefix(x.TailTokens, first.TailTokens):
+				return 0, false
 			}
 		}
-		var first *snap
-		for _, x := range n.snaps {
-			if x == s || len(x.TailTokens) < len(tail) || !x.stays(t) || !slices.Equal(x.TailTokens[:len(tail)], tail) {
-				continue
-			}
-			if first == nil {
-				first = x
-			} else if !slices.Equal(x.TailTokens[:len(first.TailTokens)], first.TailTokens) {
+		var kid *node
+		for _, k := range n.kids {
+			switch {
+			case !hasPrefix(k.tokens[:], tail):
+			case first != nil && !hasPrefix(k.tokens[:], first.TailTokens):
 				return 0, false
-			}
-			if kid != nil && !slices.Equal(kid.tokens[:len(x.TailTokens)], x.TailTokens) {
+			case first == nil && kid != nil:
 				return 0, false
+			default:
+				kid = k
 			}
 		}
 		if first != nil {
@@ -127,7 +126,7 @@ func (s *snap) before(t Tier) int {
 	tail := s.TailTokens
 	for n := s.node; n != nil; n = n.parent {
 		for _, x := range slices.Backward(n.snaps) {
-			if x.At < s.At && x.stays(t) && len(x.TailTokens) <= len(tail) && slices.Equal(tail[:len(x.TailTokens)], x.TailTokens) {
+			if x.At < s.At && x.stays(t) && hasPrefix(tail, x.TailTokens) {
 				return x.At
 			}
 		}
@@ -136,4 +135,8 @@ func (s *snap) before(t Tier) int {
 		}
 	}
 	return 0
+}
+
+func hasPrefix(tokens, prefix []int32) bool {
+	return len(tokens) >= len(prefix) && slices.Equal(tokens[:len(prefix)], prefix)
 }

@@ -1,0 +1,885 @@
+package radix
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// The model stores every page and every snapshot under its whole list of tokens
+// (a string, one byte a token, the key in front) and answers every question by
+// looking at all of them.
+
+type modelPage struct {
+	dev    int32
+	host   int64
+	last   int64 // last use of this page or anything below it
+	flying *modelFlight
+}
+
+type modelSnap struct {
+	at         int
+	slot, tail int32
+	host       int64
+	mtp        int
+	last       int64
+	flying     *modelFlight
+}
+
+type modelFlight struct {
+	ev         Eviction
+	name       string // of the page or snapshot
+	orphan     bool
+	page, slot int32 // what an orphan holds
+	host       int64
+}
+
+// modelSeq is one user of the tree: its consumed tokens, a reference of its own
+// for each full page, and a lock.
+type modelSeq struct {
+	key      string
+	tokens   []int32
+	pages    []int32
+	lock     Lock
+	locked   string // name of the deepest locked page or root; "" before there is one
+	lockSnap string
+}
+
+type machine struct {
+	f       *Forest
+	pages   *Pool
+	slots   *Pool
+	mp      map[string]*modelPage
+	ms      map[string]*modelSnap
+	seqs    []*modelSeq
+	flights []*modelFlight
+	freed   map[int64]int
+	now     int64
+	handle  int64
+	m       Match
+}
+
+const (
+	modelPages  = 40
+	modelSlots  = 8
+	modelSeqMax = 5
+)
+
+func newMachine() *machine {
+	pages, slots := NewPool("page", modelPages), NewPool("slot", modelSlots)
+	return &machine{
+		f:     NewForest(pages, slots, Options{PageBytes: 10, SlotBytes: 100}),
+		pages: pages, slots: slots,
+		mp: map[string]*modelPage{}, ms: map[string]*modelSnap{}, freed: map[int64]int{},
+	}
+}
+
+func name(key string, tokens []int32) string {
+	b := make([]byte, 0, len(key)+1+len(tokens))
+	b = append(append(b, key...), ':')
+	for _, t := range tokens {
+		b = append(b, byte(t))
+	}
+	return string(b)
+}
+
+func nameLen(s string) int { return len(s) - 2 } // keys are one letter
+
+// letters are pages that differ at the first, a middle, or only the last token.
+var letters = func() (out [4][PageTokens]int32) {
+	out[1][PageTokens-1] = 1
+	out[2][64] = 1
+	out[3][0] = 1
+	return out
+}()
+
+// drawLine draws a line of up to 6 pages, often on top of one that is in use.
+func (x *machine) drawLine(t *rapid.T) (string, []int32) {
+	key := rapid.SampledFrom([]string{"a", "a", "a", "b"}).Draw(t, "key")
+	var line []int32
+	if len(x.seqs) > 0 && rapid.Bool().Draw(t, "derive") {
+		s := x.seqs[rapid.IntRange(0, len(x.seqs)-1).Draw(t, "seq")]
+		key = s.key
+		line = slices.Clone(s.tokens[:rapid.IntRange(0, len(s.tokens)).Draw(t, "cut")])
+	}
+	return key, x.grow(t, line)
+}
+
+// grow appends tokens by filling pages letter by letter.
+func (x *machine) grow(t *rapid.T, line []int32) []int32 {
+	want := min(len(line)+rapid.SampledFrom([]int{0, 1, 5, 100, 127, 128, 129, 256, 300}).Draw(t, "more"), 6*PageTokens)
+	for len(line) < want {
+		off := len(line) % PageTokens
+		page := letters[rapid.IntRange(0, len(letters)-1).Draw(t, "letter")]
+		line = append(line, page[off:min(PageTokens, off+want-len(line))]...)
+	}
+	return line
+}
+
+func (x *machine) tick() int64 { x.now++; return x.now }
+
+func (x *machine) newHandle() int64 { x.handle++; return x.handle }
+
+func (x *machine) pageLocked(name string) bool {
+	return slices.ContainsFunc(x.seqs, func(s *modelSeq) bool { return strings.HasPrefix(s.locked, name) })
+}
+
+func (x *machine) snapLocked(name string) bool {
+	return slices.ContainsFunc(x.seqs, func(s *modelSeq) bool { return s.lockSnap == name })
+}
+
+// deepest returns the name of the deepest page present with all before it.
+func (x *machine) deepest(key string, tokens []int32) string {
+	p := 0
+	for (p+1)*PageTokens <= len(tokens) && x.mp[name(key, tokens[:(p+1)*PageTokens])] != nil {
+		p++
+	}
+	return name(key, tokens[:p*PageTokens])
+}
+
+func (x *machine) use(path string, now int64) {
+	for n, p := range x.mp {
+		if strings.HasPrefix(path, n) {
+			p.last = max(p.last, now)
+		}
+	}
+}
+
+// ---- actions
+
+func (x *machine) match(t *rapid.T, key string, line []int32) {
+	before := x.f.Dump()
+	x.f.Match(key, line, &x.m)
+	if after := x.f.Dump(); after != before {
+		t.Fatalf("Match changed the tree:\n%s\nto\n%s", before, after)
+	}
+	var want Match
+	limit := max(len(line)-1, 0)
+	device := true
+	for end := PageTokens; end <= limit; end += PageTokens {
+		p := x.mp[name(key, line[:end])]
+		if p == nil {
+			break
+		}
+		want.Tokens = end
+		want.Pages = append(want.Pages, Place{p.dev, p.host})
+		if device = device && p.dev >= 0; device {
+			want.Device = end
+		}
+	}
+	for at := 1; at <= limit && at < want.Tokens+PageTokens; at++ {
+		if s := x.ms[name(key, line[:at])]; s != nil {
+			want.Found = true
+			want.Snapshot = Snapshot{At: at, Slot: s.slot, Tail: s.tail, Host: s.host, MTPValidFrom: s.mtp, TailTokens: line[at/PageTokens*PageTokens : at]}
+		}
+	}
+	if want.Tokens > want.Snapshot.At {
+		want.Branch = want.Tokens
+	}
+	got := x.m
+	if got.Tokens != want.Tokens || got.Device != want.Device || !slices.Equal(got.Pages, want.Pages) || got.Branch != want.Branch ||
+		got.Found != want.Found || fmt.Sprint(got.Snapshot) != fmt.Sprint(want.Snapshot) {
+		t.Fatalf("Match of %d tokens: got %+v\nwant %+v\n%s", len(line), got, want, before)
+	}
+}
+
+func (x *machine) open(t *rapid.T) {
+	if len(x.seqs) == modelSeqMax {
+		t.Skip("enough sequences")
+	}
+	key, line := x.drawLine(t)
+	if len(line) == 0 {
+		t.Skip("empty")
+	}
+	x.match(t, key, line)
+	s := &modelSeq{key: key, tokens: line[:len(line)-1]}
+	s.lock = x.f.Lock(&x.m)
+	if x.m.node != nil {
+		s.locked = name(key, line[:x.m.Tokens])
+	}
+	if x.m.Found {
+		s.lockSnap = name(key, line[:x.m.Snapshot.At])
+	}
+	x.f.Touch(&x.m, x.tick())
+	x.use(name(key, line[:x.m.Tokens]), x.now)
+	if x.m.Found {
+		x.ms[s.lockSnap].last = x.now
+	}
+	x.seqs = append(x.seqs, s)
+	for _, p := range x.m.Pages {
+		if p.Device < 0 {
+			break
+		}
+		x.pages.Retain(p.Device)
+		s.pages = append(s.pages, p.Device)
+	}
+	x.fill(s)
+}
+
+// fill allocates the pages that the sequence lacks, as far as there are any.
+func (x *machine) fill(s *modelSeq) {
+	for len(s.pages) < len(s.tokens)/PageTokens {
+		id, ok := x.pages.Alloc()
+		if !ok {
+			s.tokens = s.tokens[:max(len(s.pages)*PageTokens, nameLen(s.locked))]
+			return
+		}
+		s.pages = append(s.pages, id)
+	}
+}
+
+func (x *machine) pickSeq(t *rapid.T) *modelSeq {
+	if len(x.seqs) == 0 {
+		t.Skip("no sequence")
+	}
+	return x.seqs[rapid.IntRange(0, len(x.seqs)-1).Draw(t, "seq")]
+}
+
+func (x *machine) extend(t *rapid.T) {
+	s := x.pickSeq(t)
+	s.tokens = x.grow(t, s.tokens)
+	x.fill(s)
+}
+
+func (x *machine) insert(t *rapid.T) {
+	s := x.pickSeq(t)
+	from := rapid.IntRange(0, min(2, len(s.pages))).Draw(t, "from")
+	to := rapid.IntRange(from, len(s.pages)).Draw(t, "to")
+	swap := rapid.Bool().Draw(t, "swap")
+	canon, err := x.f.Insert(s.key, s.tokens, from, s.pages[from:to], x.tick(), nil)
+	if to > from && nameLen(x.deepest(s.key, s.tokens[:from*PageTokens])) < from*PageTokens {
+		if !errors.Is(err, ErrMissing) {
+			t.Fatalf("Insert from a missing page %d: %v", from, err)
+		}
+		return
+	}
+	if err != nil || len(canon) != to-from {
+		t.Fatalf("Insert: %v, %d pages", err, len(canon))
+	}
+	for i := from; i < to; i++ {
+		n := name(s.key, s.tokens[:(i+1)*PageTokens])
+		p := x.mp[n]
+		if p == nil {
+			p = &modelPage{dev: None}
+			x.mp[n] = p
+		}
+		if p.dev < 0 {
+			p.dev = s.pages[i]
+		}
+		if canon[i-from] != p.dev {
+			t.Fatalf("Insert page %d: canonical %d, want %d", i, canon[i-from], p.dev)
+		}
+		if swap && p.dev != s.pages[i] {
+			x.pages.Retain(p.dev)
+			x.pages.Release(s.pages[i])
+			s.pages[i] = p.dev
+		}
+	}
+	if to > from {
+		x.use(name(s.key, s.tokens[:to*PageTokens]), x.now)
+	}
+}
+
+func (x *machine) publish(t *rapid.T) {
+	s := x.pickSeq(t)
+	if len(s.tokens) == 0 {
+		t.Skip("nothing consumed")
+	}
+	at := rapid.IntRange(1, len(s.tokens)).Draw(t, "at")
+	if rapid.Bool().Draw(t, "edge") {
+		at = max(at/PageTokens*PageTokens, min(PageTokens, len(s.tokens)))
+	}
+	snap := Snapshot{At: at, Slot: None, Tail: None, MTPValidFrom: rapid.IntRange(0, 2).Draw(t, "mtp")}
+	if rapid.IntRange(0, 3).Draw(t, "host") == 0 {
+		snap.Host = x.newHandle()
+	} else {
+		slot, ok := x.slots.Alloc()
+		if !ok {
+			t.Skip("no slot")
+		}
+		defer x.slots.Release(slot)
+		snap.Slot = slot
+		if at%PageTokens != 0 {
+			tail, ok := x.pages.Alloc()
+			if !ok {
+				t.Skip("no tail page")
+			}
+			defer x.pages.Release(tail)
+			snap.Tail = tail
+		}
+	}
+	kept, err := x.f.Publish(s.key, s.tokens[:at], snap, x.tick())
+	if nameLen(x.deepest(s.key, s.tokens[:at])) < at/PageTokens*PageTokens {
+		if !errors.Is(err, ErrMissing) {
+			t.Fatalf("Publish at %d without pages: %v", at, err)
+		}
+		return
+	}
+	if err != nil {
+		t.Fatalf("Publish at %d: %v", at, err)
+	}
+	n := name(s.key, s.tokens[:at])
+	e := x.ms[n]
+	if e == nil {
+		e = &modelSnap{at: at, slot: None, tail: None}
+		x.ms[n] = e
+	}
+	if want := snap.Slot >= 0 && e.slot < 0; kept != want {
+		t.Fatalf("Publish at %d: kept %v, want %v", at, kept, want)
+	}
+	if kept {
+		e.slot, e.tail = snap.Slot, snap.Tail
+	}
+	if snap.Host != 0 {
+		if e.host == 0 {
+			e.host = snap.Host
+		} else {
+			x.freed[snap.Host]++
+		}
+	}
+	e.mtp, e.last = max(e.mtp, snap.MTPValidFrom), x.now
+	x.use(name(s.key, s.tokens[:at/PageTokens*PageTokens]), x.now)
+}
+
+func (x *machine) advance(t *rapid.T) {
+	s := x.pickSeq(t)
+	x.f.Advance(&s.lock, s.key, s.tokens)
+	if s.lock.node != nil {
+		s.locked = x.deepest(s.key, s.tokens)
+	}
+}
+
+func (x *machine) unlockSnapshot(t *rapid.T) {
+	s := x.pickSeq(t)
+	x.f.UnlockSnapshot(&s.lock)
+	s.lockSnap = ""
+}
+
+func (x *machine) close(t *rapid.T) {
+	s := x.pickSeq(t)
+	x.f.Unlock(&s.lock)
+	x.f.Unlock(&s.lock)
+	for _, p := range s.pages {
+		x.pages.Release(p)
+	}
+	x.seqs = slices.DeleteFunc(x.seqs, func(o *modelSeq) bool { return o == s })
+	if rapid.Bool().Draw(t, "put away") {
+		evs := x.f.EvictPath(s.key, s.tokens)
+		path := name(s.key, s.tokens)
+		for _, ev := range evs {
+			n := x.picked(t, ev)
+			if !strings.HasPrefix(path, n) {
+				t.Fatalf("EvictPath picked another line's entry at %d", ev.At)
+			}
+			for o, p := range x.mp {
+				if !ev.Snapshot && o != n && strings.HasPrefix(o, n) && p.stays(Device) {
+					t.Fatalf("EvictPath picked a page with device pages below")
+				}
+			}
+		}
+	}
+}
+
+func (p *modelPage) stays(t Tier) bool {
+	return (t == Device && p.dev >= 0 || t == Host && p.host != 0) && (p.flying == nil || p.flying.ev.From != t)
+}
+
+func (s *modelSnap) stays(t Tier) bool {
+	return (t == Device && s.slot >= 0 || t == Host && s.host != 0) && (s.flying == nil || s.flying.ev.From != t)
+}
+
+// picked checks an eviction against the entry it names, and takes it in flight.
+func (x *machine) picked(t *rapid.T, ev Eviction) string {
+	fl := &modelFlight{ev: ev}
+	if ev.Snapshot {
+		for n, s := range x.ms {
+			if s.at != ev.At || s.slot != ev.Slot || s.host != ev.Host || s.tail != ev.Page || s.flying != nil {
+				continue
+			}
+			if x.snapLocked(n) && (ev.From == Device || s.slot < 0) {
+				t.Fatalf("picked a locked snapshot at %d", ev.At)
+			}
+			s.flying, fl.name = fl, n
+		}
+	} else {
+		for n, p := range x.mp {
+			if nameLen(n) != ev.At || p.dev != ev.Page || p.host != ev.Host || p.flying != nil {
+				continue
+			}
+			if x.pageLocked(n) {
+				t.Fatalf("picked a locked page ending at %d", ev.At)
+			}
+			p.flying, fl.name = fl, n
+		}
+	}
+	if fl.name == "" {
+		t.Fatalf("picked an unknown entry %+v", ev)
+	}
+	x.flights = append(x.flights, fl)
+	return fl.name
+}
+
+// leaves lists the pages that may be picked from a tier now.
+func (x *machine) leaves(tier Tier) []string {
+	var out []string
+next:
+	for n, p := range x.mp {
+		if p.flying != nil || !p.stays(tier) || x.pageLocked(n) || tier == Device && x.pages.Refs(p.dev) > 1 {
+			continue
+		}
+		for o, q := range x.mp {
+			if o != n && strings.HasPrefix(o, n) && (q.stays(tier) || tier == Host && p.dev < 0) {
+				continue next
+			}
+		}
+		if tier == Host && p.dev < 0 {
+			for o, s := range x.ms {
+				if strings.HasPrefix(o, n) && nameLen(o) < nameLen(n)+PageTokens && s.flying == nil {
+					continue next
+				}
+			}
+		}
+		out = append(out, n)
+	}
+	return out
+}
+
+func (x *machine) evictPages(t *rapid.T) {
+	n := rapid.IntRange(1, 8).Draw(t, "n")
+	first := x.leaves(Device)
+	evs := x.f.EvictPages(n, x.tick())
+	for i, ev := range evs {
+		if ev.From != Device || ev.Page < 0 || x.pages.Refs(ev.Page) != 1 {
+			t.Fatalf("EvictPages picked %+v", ev)
+		}
+		var could []string
+		if i == 0 {
+			could = first
+		} else {
+			could = x.leaves(Device)
+		}
+		if ev.Snapshot {
+			if len(could) > 0 {
+				t.Fatalf("EvictPages picked a tail before %d leaf pages", len(could))
+			}
+			x.picked(t, ev)
+			continue
+		}
+		got := x.picked(t, ev)
+		if !slices.Contains(could, got) {
+			t.Fatalf("EvictPages picked a page ending at %d that is no leaf", ev.At)
+		}
+		for _, o := range could {
+			if x.mp[o].last < x.mp[got].last {
+				t.Fatalf("EvictPages picked a page used at %d before one used at %d", x.mp[got].last, x.mp[o].last)
+			}
+		}
+	}
+	if len(evs) < n && len(x.leaves(Device)) > 0 {
+		t.Fatalf("EvictPages picked %d of %d and left some", len(evs), n)
+	}
+}
+
+// inner says whether a device snapshot is followed by another with no branch
+// between them.
+func (x *machine) inner(n string) bool {
+	next := ""
+	for o, s := range x.ms {
+		if o != n && strings.HasPrefix(o, n) && s.stays(Device) && (next == "" || len(o) < len(next)) {
+			next = o
+		}
+	}
+	if next == "" {
+		return false
+	}
+	apart := func(o string) bool {
+		return strings.HasPrefix(o, n) && !strings.HasPrefix(o, next) && !strings.HasPrefix(next, o)
+	}
+	for o := range x.mp {
+		if apart(o) {
+			return false
+		}
+	}
+	for o, s := range x.ms {
+		if s.stays(Device) && apart(o) {
+			return false
+		}
+	}
+	return true
+}
+
+func (x *machine) slotVictims() (out []string) {
+	for n, s := range x.ms {
+		if s.slot >= 0 && s.flying == nil && !x.snapLocked(n) && x.slots.Refs(s.slot) == 1 {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+func (x *machine) class(n string) int {
+	if x.inner(n) {
+		return 0
+	}
+	if x.pageLocked(n[:2+nameLen(n)/PageTokens*PageTokens]) {
+		return 2
+	}
+	return 1
+}
+
+func (x *machine) evictSlots(t *rapid.T) {
+	n := rapid.IntRange(1, 3).Draw(t, "n")
+	could := x.slotVictims()
+	classes := map[string]int{}
+	for _, o := range could {
+		classes[o] = x.class(o)
+	}
+	evs := x.f.EvictSlots(n, x.tick())
+	if want := min(n, len(could)); len(evs) != want {
+		t.Fatalf("EvictSlots(%d) picked %d of %d", n, len(evs), len(could))
+	}
+	for i, ev := range evs {
+		if !ev.Snapshot || ev.From != Device || ev.Slot < 0 {
+			t.Fatalf("EvictSlots picked %+v", ev)
+		}
+		got := x.picked(t, ev)
+		for _, o := range could {
+			if i > 0 {
+				break
+			}
+			if classes[o] < classes[got] {
+				t.Fatalf("EvictSlots picked class %d at %d before class %d at %d\n%s", classes[got], ev.At, classes[o], x.ms[o].at, x.f.Dump())
+			}
+			if classes[o] == classes[got] && classes[o] > 0 && x.ms[o].last < x.ms[got].last {
+				t.Fatalf("EvictSlots picked one used at %d before one used at %d", x.ms[got].last, x.ms[o].last)
+			}
+		}
+	}
+}
+
+func (x *machine) evictHost(t *rapid.T) {
+	want := int64(rapid.IntRange(1, 300).Draw(t, "bytes"))
+	got := int64(0)
+	for _, ev := range x.f.EvictHost(want, x.tick()) {
+		if got >= want {
+			t.Fatalf("EvictHost(%d) went on after %d bytes", want, got)
+		}
+		if ev.From != Host || ev.Host == 0 {
+			t.Fatalf("EvictHost picked %+v", ev)
+		}
+		could := x.leaves(Host)
+		if n := x.picked(t, ev); !ev.Snapshot && !slices.Contains(could, n) {
+			t.Fatalf("EvictHost picked a page ending at %d that is no leaf", ev.At)
+		}
+		got += ev.Bytes
+	}
+	if got >= want {
+		return
+	}
+	if left := x.leaves(Host); len(left) > 0 {
+		t.Fatalf("EvictHost(%d) found %d and left %d pages", want, got, len(left))
+	}
+	for n, s := range x.ms {
+		if s.host != 0 && s.flying == nil && (!x.snapLocked(n) || s.slot >= 0) {
+			t.Fatalf("EvictHost(%d) found %d and left a snapshot", want, got)
+		}
+	}
+}
+
+func (x *machine) settle(t *rapid.T) {
+	if len(x.flights) == 0 {
+		t.Skip("nothing in flight")
+	}
+	i := rapid.IntRange(0, len(x.flights)-1).Draw(t, "flight")
+	fl := x.flights[i]
+	x.flights = slices.Delete(x.flights, i, i+1)
+	how := rapid.IntRange(0, 4).Draw(t, "how")
+	switch {
+	case how == 0:
+		x.f.Keep(fl.ev)
+		x.kept(fl)
+	case how <= 2 && fl.ev.From == Device:
+		h := fl.ev.Host
+		if h == 0 {
+			h = x.newHandle()
+		}
+		x.demoted(t, fl, h, x.f.Demoted(fl.ev, h))
+	default:
+		x.dropped(t, fl, x.f.Dropped(fl.ev))
+	}
+}
+
+func (x *machine) kept(fl *modelFlight) {
+	switch {
+	case fl.orphan:
+		x.free(fl.host)
+	case fl.ev.Snapshot:
+		x.ms[fl.name].flying = nil
+	default:
+		x.mp[fl.name].flying = nil
+	}
+}
+
+func (x *machine) free(h int64) {
+	if h != 0 {
+		x.freed[h]++
+	}
+}
+
+func (x *machine) demoted(t *rapid.T, fl *modelFlight, h int64, released bool) {
+	if fl.orphan {
+		x.free(fl.host)
+		if h != fl.host {
+			x.free(h)
+		}
+		return
+	}
+	var host *int64
+	var locked bool
+	if fl.ev.Snapshot {
+		s := x.ms[fl.name]
+		s.flying, host, locked = nil, &s.host, x.snapLocked(fl.name)
+		if !locked {
+			s.slot, s.tail = None, None
+		}
+	} else {
+		p := x.mp[fl.name]
+		p.flying, host, locked = nil, &p.host, x.pageLocked(fl.name)
+		if !locked {
+			p.dev = None
+		}
+	}
+	if *host == 0 {
+		*host = h
+	} else if *host != h {
+		x.free(h)
+	}
+	if released == locked {
+		t.Fatalf("Demoted: released %v, locked %v", released, locked)
+	}
+}
+
+func (x *machine) dropped(t *rapid.T, fl *modelFlight, released bool) {
+	if fl.orphan {
+		x.free(fl.host)
+		return
+	}
+	want := true
+	if fl.ev.Snapshot {
+		s := x.ms[fl.name]
+		s.flying = nil
+		switch {
+		case fl.ev.From == Host && s.slot >= 0:
+			x.free(s.host)
+			s.host = 0
+		case x.snapLocked(fl.name):
+			want = false
+		case fl.ev.From == Device && s.host != 0:
+			s.slot, s.tail = None, None
+		default:
+			x.loseSnap(fl.name)
+		}
+	} else {
+		want = x.dropPage(fl)
+	}
+	if released != want {
+		t.Fatalf("Dropped: released %v, want %v", released, want)
+	}
+}
+
+func (x *machine) dropPage(fl *modelFlight) bool {
+	p := x.mp[fl.name]
+	p.flying = nil
+	hangs, device := false, false
+	for o, q := range x.mp {
+		if o != fl.name && strings.HasPrefix(o, fl.name) {
+			hangs = true
+			device = device || q.stays(Device)
+		}
+	}
+	for o := range x.ms {
+		hangs = hangs || strings.HasPrefix(o, fl.name)
+	}
+	switch {
+	case fl.ev.From == Host && p.dev >= 0:
+		x.free(p.host)
+		p.host = 0
+		return true
+	case x.pageLocked(fl.name):
+		return false
+	case fl.ev.From == Device && p.host != 0:
+		p.dev = None
+		return true
+	case fl.ev.From == Host && hangs, fl.ev.From == Device && device:
+		return false
+	}
+	for _, o := range slices.Collect(maps.Keys(x.ms)) {
+		if strings.HasPrefix(o, fl.name) {
+			x.loseSnap(o)
+		}
+	}
+	for o, q := range x.mp {
+		if !strings.HasPrefix(o, fl.name) {
+			continue
+		}
+		if q.flying != nil {
+			*q.flying = modelFlight{ev: q.flying.ev, orphan: true, page: q.dev, slot: None, host: q.host}
+		} else {
+			x.free(q.host)
+		}
+		delete(x.mp, o)
+	}
+	return true
+}
+
+func (x *machine) loseSnap(n string) {
+	s := x.ms[n]
+	if s.flying != nil {
+		*s.flying = modelFlight{ev: s.flying.ev, orphan: true, page: s.tail, slot: s.slot, host: s.host}
+	} else {
+		x.free(s.host)
+	}
+	delete(x.ms, n)
+}
+
+// ---- what must hold after every step
+
+func (x *machine) check(t *rapid.T) {
+	if err := x.f.Check(); err != nil {
+		t.Fatalf("%v\n%s", err, x.f.Dump())
+	}
+	pages, slots := make([]int, modelPages), make([]int, modelSlots)
+	hold := func(in []int, id int32) {
+		if id >= 0 {
+			in[id]++
+		}
+	}
+	var want Stats
+	for n, p := range x.mp {
+		hold(pages, p.dev)
+		if p.dev >= 0 {
+			want.Pages[Device]++
+			if x.pageLocked(n) {
+				want.LockedPages++
+			}
+		}
+		if p.host != 0 {
+			want.Pages[Host]++
+		}
+	}
+	for n, s := range x.ms {
+		hold(pages, s.tail)
+		hold(slots, s.slot)
+		if s.slot >= 0 {
+			want.Snapshots[Device]++
+			if x.snapLocked(n) {
+				want.LockedSnapshots++
+			}
+		}
+		if s.host != 0 {
+			want.Snapshots[Host]++
+		}
+	}
+	for _, fl := range x.flights {
+		if fl.orphan {
+			hold(pages, fl.page)
+			hold(slots, fl.slot)
+			want.InFlight++
+		}
+	}
+	for _, s := range x.seqs {
+		for _, p := range s.pages {
+			hold(pages, p)
+		}
+	}
+	for id, n := range pages {
+		if got := x.pages.Refs(int32(id)); got != n {
+			t.Fatalf("page %d has %d references, want %d\n%s", id, got, n, x.f.Dump())
+		}
+	}
+	for id, n := range slots {
+		if got := x.slots.Refs(int32(id)); got != n {
+			t.Fatalf("slot %d has %d references, want %d", id, got, n)
+		}
+	}
+	got := x.f.Stats()
+	if got.Pages != want.Pages || got.Snapshots != want.Snapshots || got.LockedPages != want.LockedPages ||
+		got.LockedSnapshots != want.LockedSnapshots || got.InFlight != want.InFlight {
+		t.Fatalf("stats %+v, want %+v", got, want)
+	}
+	for _, h := range x.f.TakeFreed(nil) {
+		if x.freed[h]--; x.freed[h] < 0 {
+			t.Fatalf("handle %d freed", h)
+		}
+	}
+	for h, n := range x.freed {
+		if n != 0 {
+			t.Fatalf("handle %d not freed", h)
+		}
+	}
+	clear(x.freed)
+}
+
+// drain ends everything; no reference may be left.
+func (x *machine) drain(t *rapid.T) {
+	for len(x.flights) > 0 {
+		fl := x.flights[0]
+		x.flights = x.flights[1:]
+		x.f.Keep(fl.ev)
+		x.kept(fl)
+	}
+	for _, s := range x.seqs {
+		x.f.Unlock(&s.lock)
+		for _, p := range s.pages {
+			x.pages.Release(p)
+		}
+	}
+	x.seqs = nil
+	for {
+		evs := append(x.f.EvictSlots(modelSlots, x.tick()), x.f.EvictPages(modelPages, x.now)...)
+		evs = append(evs, x.f.EvictHost(1<<40, x.now)...)
+		if len(evs) == 0 {
+			break
+		}
+		for _, ev := range evs {
+			x.f.Dropped(ev)
+		}
+	}
+	if err := x.f.Check(); err != nil {
+		t.Fatal(err)
+	}
+	if d := x.f.Dump(); d != "" || x.pages.Used() != 0 || x.slots.Used() != 0 {
+		t.Fatalf("after everything was dropped: %d pages, %d slots\n%s", x.pages.Used(), x.slots.Used(), d)
+	}
+}
+
+func runModel(t *rapid.T) {
+	x := newMachine()
+	t.Repeat(map[string]func(*rapid.T){
+		"open": x.open, "open again": x.open, "extend": x.extend,
+		"insert": x.insert, "insert again": x.insert, "publish": x.publish, "publish again": x.publish,
+		"advance": x.advance, "unlock snapshot": x.unlockSnapshot, "close": x.close,
+		"match":      func(t *rapid.T) { key, line := x.drawLine(t); x.match(t, key, line) },
+		"evictPages": x.evictPages, "evictSlots": x.evictSlots, "evictHost": x.evictHost,
+		"settle": x.settle, "settle again": x.settle, "settle more": x.settle,
+		"": x.check,
+	})
+	x.drain(t)
+}
+
+func TestModel(t *testing.T) {
+	if f := flag.Lookup("rapid.steps"); f != nil && f.Value.String() == f.DefValue {
+		flag.Set("rapid.steps", "150")
+	}
+	rapid.Check(t, runModel)
+}
+
+func FuzzModel(f *testing.F) {
+	f.Fuzz(rapid.MakeFuzz(runModel))
+}
