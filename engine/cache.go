@@ -197,6 +197,7 @@ func (e *Engine) freeHost() {
 // that is alone and still finds no room ends with ErrPoolFull.
 func (e *Engine) starved(s *Seq, r *Run) {
 	if e.parkIdle(s) {
+		e.retry = true
 		return
 	}
 	if r == nil {
@@ -208,9 +209,8 @@ func (e *Engine) starved(s *Seq, r *Run) {
 		if victim == r || victim.order < r.order || victim.seq.cold || victim.seq.moving || e.batch.has(victim.seq) {
 			continue
 		}
-		e.park(victim.seq)
-		victim.seq.preempted = true
-		e.stats.Preemptions++
+		e.preempt(victim.seq)
+		e.retry = true
 		return
 	}
 	if e.alone(r) {
@@ -218,10 +218,15 @@ func (e *Engine) starved(s *Seq, r *Run) {
 		return
 	}
 	if !s.cold && r.order != e.running[0].order { // wait for the older ones
-		e.park(s)
-		s.preempted = true
-		e.stats.Preemptions++
+		e.preempt(s)
+		e.retry = true
 	}
+}
+
+func (e *Engine) preempt(s *Seq) {
+	e.park(s)
+	s.preempted = true
+	e.stats.Preemptions++
 }
 
 // alone reports whether no other run holds anything that could be freed by waiting.
@@ -234,14 +239,21 @@ func (e *Engine) alone(r *Run) bool {
 	return len(e.batch.Segs) == 0
 }
 
-// parkIdle moves one idle timeline other than s to the tree, if there is any that holds device memory.
+// parkIdle moves the idle timeline other than s that was used longest ago to the tree, if one holds device memory.
 func (e *Engine) parkIdle(s *Seq) bool {
+	var oldest *Seq
 	for other := range e.seqs {
-		if other != s && other.run == nil && !other.cold && !other.moving && !e.batch.has(other) {
-			e.behind = removeSeq(e.behind, other)
-			e.park(other)
-			return true
+		if other == s || other.run != nil || other.cold || other.moving || e.batch.has(other) {
+			continue
+		}
+		if oldest == nil || other.used < oldest.used {
+			oldest = other
 		}
 	}
-	return false
+	if oldest == nil {
+		return false
+	}
+	e.behind = removeSeq(e.behind, oldest)
+	e.park(oldest)
+	return true
 }

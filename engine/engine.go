@@ -65,6 +65,7 @@ type Engine struct {
 	match          radix.Match // scratch
 	canon          []int32     // scratch
 	order          int64
+	retry          bool // this step made room without finding work: look again instead of sleeping
 	stats          Stats
 }
 
@@ -173,14 +174,19 @@ func (e *Engine) Start(ctx context.Context, s *Seq, t TurnRequest) (*Run, error)
 	r := &Run{e: e, seq: s, req: t, wake: make(chan struct{}, 1), sampler: newSampler(t), stop: newStopMatcher(t.Stop), started: time.Now()}
 	r.req.Line = nil // the Seq holds the line
 	r.state.StopBytes = -1
-	if err := e.fetch(ctx, s, t.Line); err != nil { // brings host pages in, off the loop
-		return nil, err
-	}
+	var job *restoring
 	var err error
-	if doErr := e.do(ctx, func() { err = e.start(s, r, t.Line) }); doErr != nil {
+	if doErr := e.do(ctx, func() {
+		if err = e.start(s, r, t.Line); err == nil && s.cold && !s.moving {
+			job = e.beginRestore(s) // nil when the pool is full: the loop tries again when it gets there
+		}
+	}); doErr != nil {
 		return nil, doErr
 	}
 	if err != nil {
+		return nil, err
+	}
+	if err := e.endFetch(ctx, s, job); err != nil {
 		return nil, err
 	}
 	return r, nil
@@ -200,13 +206,17 @@ func (e *Engine) start(s *Seq, r *Run, line []int32) error {
 	}
 	s.line = append(s.line, line[len(s.line):]...)
 	e.order++
-	r.order = e.order
+	r.order, s.used = e.order, e.order
 	s.run = r
-	u := &r.state.Usage
-	u.PromptTokens = len(line)
-	u.BySource = s.source(len(line))
-	u.CachedTokens = len(line) - u.BySource.Recomputed
-	e.planCaptures(s)
+	r.state.Usage.PromptTokens = len(line)
+	if !s.cold && !s.moving && !s.fresh { // a sibling may have computed this prompt already
+		if e.forest.Match(s.ns, s.line, &e.match); e.match.Start() > s.consumed {
+			e.park(s)
+		}
+	}
+	if !s.cold {
+		e.planCaptures(s)
+	}
 	e.behind = removeSeq(e.behind, s)
 	e.queue = append(e.queue, r)
 	return nil

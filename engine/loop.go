@@ -94,6 +94,9 @@ func (e *Engine) shutdown() {
 	for s := range e.seqs {
 		e.drop(s)
 	}
+	for m := range e.marks {
+		e.dropMark(m)
+	}
 }
 
 // sweep ends cancelled runs, queued ones too.
@@ -151,6 +154,7 @@ func (b *batch) add(s *Seq, rows int, out *Run) {
 func (e *Engine) step() bool {
 	b := &e.batch
 	b.reset()
+	e.retry = false
 	for _, r := range slices.Clone(e.running) { // decoding rows first: they are what people wait for
 		if r.state.Phase == Decoding && !r.held() && !r.seq.moving {
 			e.schedule(r.seq, r, 1)
@@ -174,9 +178,10 @@ func (e *Engine) step() bool {
 	}
 	e.stats.Prefilling = prefilling
 	if len(b.Segs) == 0 {
-		return false
+		return e.retry
 	}
-	return e.runBatch(b)
+	e.runBatch(b)
+	return true
 }
 
 // schedule puts up to budget rows of s into the batch. Without a run the pending token stays pending.
@@ -186,6 +191,9 @@ func (e *Engine) schedule(s *Seq, r *Run, budget int) {
 	}
 	if s.cold && !e.restoreInLoop(s, r) {
 		return
+	}
+	if r != nil && !r.charged {
+		r.charge(s)
 	}
 	want := len(s.line) - s.consumed
 	if r == nil {
@@ -211,7 +219,7 @@ func (e *Engine) schedule(s *Seq, r *Run, budget int) {
 }
 
 // runBatch runs the device, moves every Seq on, captures planned snapshots and samples.
-func (e *Engine) runBatch(b *batch) bool {
+func (e *Engine) runBatch(b *batch) {
 	need := len(b.OutRows) * e.opts.Model.Vocab()
 	if cap(b.Logits) < need {
 		b.Logits = make([]float32, need)
@@ -220,7 +228,7 @@ func (e *Engine) runBatch(b *batch) bool {
 	began := time.Now()
 	if err := e.plan.Run(&b.Batch); err != nil {
 		e.fault(b, fmt.Errorf("run step of %d rows: %w", len(b.Tokens), err))
-		return true
+		return
 	}
 	e.stats.Steps++
 	e.stats.StepSeconds += time.Since(began).Seconds()
@@ -231,7 +239,6 @@ func (e *Engine) runBatch(b *batch) bool {
 	for i, r := range b.outs {
 		e.emit(r, b.Logits[i*vocab:(i+1)*vocab])
 	}
-	return true
 }
 
 // moved accounts for rows that the device consumed and captures the state where that was planned.
@@ -279,7 +286,10 @@ func (e *Engine) emit(r *Run, logits []float32) {
 	r.state.Phase = Decoding
 	r.mu.Unlock()
 	r.last = now
-	stop := r.stop.push(e.opts.Tokenizer.Bytes(id))
+	stop := -1
+	if len(r.req.Stop) > 0 {
+		stop = r.stop.push(e.opts.Tokenizer.Bytes(id))
+	}
 	switch {
 	case !r.req.IgnoreEOS && slices.Contains(e.eos, id):
 		e.finish(r, FinishEnd, nil)

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -26,7 +25,7 @@ func (e *Engine) Open(ctx context.Context, line []int32, opts OpenOptions) (*Seq
 	}); err != nil {
 		return nil, Restored{}, err
 	}
-	if err := e.fetch(ctx, s, line); err != nil && !errors.Is(err, ErrPoolFull) { // a full pool: it stays cold for now
+	if err := e.fetch(ctx, s); err != nil {
 		e.Release(s)
 		return nil, Restored{}, err
 	}
@@ -37,7 +36,6 @@ func (e *Engine) Open(ctx context.Context, line []int32, opts OpenOptions) (*Seq
 			got.ColdReason = s.coldReason
 		}
 		if !s.lazy {
-			e.planCaptures(s)
 			e.follow(s)
 		}
 	})
@@ -77,7 +75,7 @@ func (e *Engine) follow(s *Seq) {
 
 // planCaptures chooses, before the prefill, where the scan is cut and the state kept.
 func (e *Engine) planCaptures(s *Seq) {
-	if s.fresh {
+	if s.fresh || s.dead {
 		s.captures = nil
 		return
 	}
@@ -108,22 +106,29 @@ type hostCopy struct {
 	page, slot int32 // radix.None: not part of it
 }
 
-// fetch restores a cold s for line, copying off the loop. It is a no-op for a warm or moving Seq.
-func (e *Engine) fetch(ctx context.Context, s *Seq, line []int32) error {
+// fetch restores a cold s, copying off the loop. It is a no-op for a warm or moving Seq.
+func (e *Engine) fetch(ctx context.Context, s *Seq) error {
 	var job *restoring
-	var err error
-	if doErr := e.do(ctx, func() {
-		if s.cold && !s.dead && !s.moving && s.run == nil {
-			job, err = e.beginRestore(s, line)
+	if err := e.do(ctx, func() {
+		if s.cold && !s.dead && !s.moving {
+			job = e.beginRestore(s)
 		}
-	}); doErr != nil {
-		return doErr
-	}
-	if job == nil {
+	}); err != nil {
 		return err
 	}
+	return e.endFetch(ctx, s, job)
+}
+
+// endFetch does the copies of a restore that was begun and hands it back to the loop.
+func (e *Engine) endFetch(ctx context.Context, s *Seq, job *restoring) error {
+	if job == nil {
+		return nil
+	}
 	e.copyIn(job)
-	return e.do(context.WithoutCancel(ctx), func() { e.endRestore(s, job) })
+	return e.do(context.WithoutCancel(ctx), func() {
+		e.endRestore(s, job)
+		e.planCaptures(s)
+	})
 }
 
 // restoreInLoop restores s for a step. It returns false when there is no room now.
@@ -133,8 +138,8 @@ func (e *Engine) restoreInLoop(s *Seq, r *Run) bool {
 		e.evict(e.forest.EvictPages(len(e.running), e.now()))
 		e.evict(e.forest.EvictSlots(1, e.now()))
 	}
-	job, err := e.beginRestore(s, s.line)
-	if err != nil {
+	job := e.beginRestore(s)
+	if job == nil {
 		e.starved(s, r)
 		return false
 	}
@@ -148,28 +153,29 @@ func (e *Engine) restoreInLoop(s *Seq, r *Run) bool {
 	return true
 }
 
-// beginRestore matches line and takes references to everything that will be used.
-func (e *Engine) beginRestore(s *Seq, line []int32) (*restoring, error) {
+// beginRestore matches s's line and takes references to everything that will be used. It returns nil when there is no
+// room for what has to come from another tier.
+func (e *Engine) beginRestore(s *Seq) *restoring {
 	j := &restoring{slot: radix.None, snap: radix.Snapshot{Slot: radix.None, Tail: radix.None}}
-	if s.fresh || len(line) < 2 {
+	if s.fresh || len(s.line) < 2 {
 		s.moving = true
-		return j, nil
+		return j
 	}
 	m := &e.match
-	e.forest.Match(s.ns, line, m)
+	e.forest.Match(s.ns, s.line, m)
 	j.lock = e.forest.Lock(m)
 	e.forest.Touch(m, e.now())
-	if err := e.reservePages(j, m); err != nil {
-		e.abandon(j)
-		return nil, err
+	err := e.reservePages(j, m)
+	if err == nil {
+		err = e.reserveState(j, m)
 	}
-	if err := e.reserveState(j, m); err != nil {
+	if err != nil {
 		e.abandon(j)
-		return nil, err
+		return nil
 	}
-	j.reason = coldReason(j, m, len(line)-1)
+	j.reason = coldReason(j, m, len(s.line)-1)
 	s.moving = true
-	return j, nil
+	return j
 }
 
 func coldReason(j *restoring, m *radix.Match, want int) string {

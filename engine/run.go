@@ -27,6 +27,7 @@ type Run struct {
 	started     time.Time
 	first, last time.Time
 	produced    int
+	charged     bool  // Usage says where the prompt came from
 	order       int64 // admission order; the largest is the youngest
 }
 
@@ -92,3 +93,16 @@ func (r *Run) setPhase(p Phase) {
 
 // held reports whether the Run is too far ahead of what its owner made durable.
 func (r *Run) held() bool { return int64(r.produced)-r.acked.Load() >= MaxUncommitted }
+
+// charge notes where the prompt came from, once, when the run first goes on.
+func (r *Run) charge(s *Seq) {
+	r.charged = true
+	r.mu.Lock()
+	u := &r.state.Usage
+	u.BySource = s.source(u.PromptTokens)
+	u.CachedTokens = u.PromptTokens - 1 - u.BySource.Recomputed
+	r.mu.Unlock()
+	if !s.fresh {
+		r.e.stats.TokensRecomputed += int64(u.BySource.Recomputed)
+	}
+}

@@ -38,6 +38,7 @@ type Seq struct {
 	fromHost       int // tokens that came from the host tier and no Run has reported yet
 	coldReason     string
 	preempted      bool
+	used           int64 // order of its latest run: the idle timeline used longest ago is parked first
 
 	residency atomic.Pointer[Residency]
 }
