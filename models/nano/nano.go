@@ -81,6 +81,9 @@ func write(dir, final string) error {
 			return err
 		}
 	}
+	if err := os.Rename(tmp, final); err == nil || complete(final) {
+		return nil
+	}
 	// A folder that is there but not complete was damaged by someone: it goes.
 	return errors.Join(os.RemoveAll(final), os.Rename(tmp, final))
 }
