@@ -6,6 +6,8 @@ import (
 	"sync"
 	"testing"
 
+	"pgregory.net/rapid"
+
 	"rocket/engine/checkpoint"
 	"rocket/kernels"
 )
@@ -37,7 +39,7 @@ func load(t testing.TB, dir string, class kernels.Class) *Model {
 
 // harness runs a model's trunk on arenas of its own. Pages and slots are handed out in order and never returned.
 type harness struct {
-	t            testing.TB
+	t            rapid.TB
 	m            *Model
 	layout       Layout
 	pages, slots *kernels.Buffer
@@ -182,7 +184,7 @@ func argmax(v []float32) int32 {
 }
 
 // sameBits fails at the first differing bit.
-func sameBits(t testing.TB, what string, got, want [][]float32) {
+func sameBits(t rapid.TB, what string, got, want [][]float32) {
 	t.Helper()
 	if len(got) != len(want) {
 		t.Fatalf("%s: %d rows, want %d", what, len(got), len(want))

@@ -30,6 +30,16 @@ type Layout struct {
 	HiddenOff             int // of the last row's final normed hidden state in a slot, FP32
 }
 
+// check refuses sizes that the kernels do not take, by the part that has them.
+func (l Layout) check() error {
+	for _, p := range append(append([]Part{}, l.Page...), l.Slot...) {
+		if p.Bytes <= 0 {
+			return fmt.Errorf("%s: the kernels do not support its head sizes", p.Name)
+		}
+	}
+	return nil
+}
+
 // Layout is computed from config and class alone.
 func (m *Model) Layout() Layout { return LayoutOf(m.Config, m.Class) }
 

@@ -92,6 +92,9 @@ func build(dev *kernels.Device, c Config, src source, opts Options) (*Model, err
 	if opts.ContextLimit > 0 {
 		m.limit = min(m.limit, opts.ContextLimit)
 	}
+	if err := m.Layout().check(); err != nil {
+		return nil, err
+	}
 	b := &builder{c: c, dev: dev, src: src}
 	m.weights = b
 	b.all(m)

@@ -4,7 +4,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"testing"
+
+	"pgregory.net/rapid"
 
 	"rocket/engine/checkpoint"
 )
@@ -22,7 +23,7 @@ type (
 // reference computes one model. unsure is the first position at which a discrete choice (selection or router) was
 // decided by less than chooseGap, so that FP32 may rightly choose otherwise from there on.
 type reference struct {
-	t      testing.TB
+	t      rapid.TB
 	c      Config
 	src    source
 	mats   map[string]mat
@@ -33,7 +34,7 @@ type reference struct {
 // chooseGap is the relative difference of two scores below which FP32 may order them the other way.
 const chooseGap = 2e-5
 
-func newReference(t testing.TB, c Config, src source) *reference {
+func newReference(t rapid.TB, c Config, src source) *reference {
 	return &reference{t: t, c: c, src: src, mats: map[string]mat{}, unsure: math.MaxInt, picks: map[int][]int{}}
 }
 
