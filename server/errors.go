@@ -1,0 +1,232 @@
+package server
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"rocket/sessions"
+)
+
+// Codes of errors that arise before a call reaches sessions.
+const (
+	codeMalformed        = "malformed" // the body or frame is not JSON, or not UTF-8
+	codeInvalid          = string(sessions.CodeInvalid)
+	codeInternal         = string(sessions.CodeInternal)
+	codeTooLarge         = "too_large"
+	codeMediaType        = "unsupported_media_type"
+	codeNoRoute          = "no_such_route"
+	codeMethod           = "method_not_allowed"
+	codeBodyTimeout      = "body_timeout"
+	codeNotAcceptable    = "not_acceptable"
+	codeHostNotAllowed   = "host_not_allowed"
+	codeCrossOrigin      = "cross_origin"
+	codeUpgradeRequired  = "upgrade_required"
+	codeDraining         = "draining"
+	codeSubscriptionsMax = "too_many_subscriptions"
+	codeConnectionsMax   = "too_many_connections"
+)
+
+// statuses is the one mapping from error codes to HTTP status; a code that is
+// not here is a fault of ours and becomes 500.
+var statuses = map[string]int{
+	string(sessions.CodeNotFound):            http.StatusNotFound,
+	string(sessions.CodeInvalid):             http.StatusUnprocessableEntity,
+	string(sessions.CodeSessionClosed):       http.StatusConflict,
+	string(sessions.CodeTurnInProgress):      http.StatusConflict,
+	string(sessions.CodeQueueFull):           http.StatusTooManyRequests,
+	string(sessions.CodeContextLimit):        http.StatusUnprocessableEntity,
+	string(sessions.CodeIdempotencyMismatch): http.StatusUnprocessableEntity,
+	string(sessions.CodeIdempotencyRunning):  http.StatusConflict,
+	string(sessions.CodeLedgerUnavailable):   http.StatusServiceUnavailable,
+	string(sessions.CodeGone):                http.StatusGone,
+	string(sessions.CodeOverloaded):          http.StatusServiceUnavailable,
+	string(sessions.CodeLimit):               http.StatusTooManyRequests,
+	string(sessions.CodeInternal):            http.StatusInternalServerError,
+	codeMalformed:                            http.StatusBadRequest,
+	codeTooLarge:                             http.StatusRequestEntityTooLarge,
+	codeMediaType:                            http.StatusUnsupportedMediaType,
+	codeNoRoute:                              http.StatusNotFound,
+	codeMethod:                               http.StatusMethodNotAllowed,
+	codeBodyTimeout:                          http.StatusRequestTimeout,
+	codeNotAcceptable:                        http.StatusNotAcceptable,
+	codeHostNotAllowed:                       http.StatusForbidden,
+	codeCrossOrigin:                          http.StatusForbidden,
+	codeUpgradeRequired:                      http.StatusUpgradeRequired,
+	codeDraining:                             http.StatusServiceUnavailable,
+	codeSubscriptionsMax:                     http.StatusTooManyRequests,
+	codeConnectionsMax:                       http.StatusServiceUnavailable,
+}
+
+// retryAfterSeconds is how long a client that was refused for load waits.
+const retryAfterSeconds = 1
+
+// Problem is the body of every error answer (RFC 9457). Code is what clients
+// branch on; Field names the offending request field, dotted.
+type Problem struct {
+	Type     string         `json:"type" doc:"urn:rocket:problem:CODE"`
+	Title    string         `json:"title"`
+	Status   int            `json:"status"`
+	Detail   string         `json:"detail"`
+	Code     string         `json:"code"`
+	Field    string         `json:"field,omitempty" doc:"the request field that is wrong, dotted"`
+	FirstSeq int64          `json:"first_seq,omitempty" doc:"with code gone: the first seq that is left"`
+	Errors   []ProblemField `json:"errors,omitempty" doc:"every field that is wrong, where there is more than one"`
+
+	retryAfter bool
+}
+
+// ProblemField is one wrong field of a request.
+type ProblemField struct {
+	Location string `json:"location" doc:"body, query, path or header, then the field"`
+	Message  string `json:"message"`
+}
+
+// Error gives the detail.
+func (p *Problem) Error() string { return p.Detail }
+
+// GetStatus makes a Problem a huma.StatusError.
+func (p *Problem) GetStatus() int { return p.Status }
+
+// GetHeaders makes a Problem a huma.HeadersError.
+func (p *Problem) GetHeaders() http.Header {
+	h := http.Header{}
+	if p.retryAfter {
+		h.Set("Retry-After", strconv.Itoa(retryAfterSeconds))
+	}
+	return h
+}
+
+// ContentType makes huma write a Problem with its own media type.
+func (p *Problem) ContentType(string) string { return "application/problem+json" }
+
+func newProblem(status int, code, detail, field string) *Problem {
+	return &Problem{
+		Type: "urn:rocket:problem:" + code, Title: http.StatusText(status), Status: status,
+		Detail: detail, Code: code, Field: field,
+		retryAfter: status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable,
+	}
+}
+
+func codeProblem(code, detail, field string) *Problem {
+	status, ok := statuses[code]
+	if !ok {
+		status = http.StatusInternalServerError
+	}
+	return newProblem(status, code, detail, field)
+}
+
+// problem turns any error of a call into what the client is told. Errors that
+// sessions did not make on purpose are logged in full and told as "internal".
+func (s *Server) problem(err error) *Problem {
+	if p, ok := errors.AsType[*Problem](err); ok {
+		return p
+	}
+	if e, ok := errors.AsType[*sessions.Error](err); ok {
+		p := codeProblem(string(e.Code), e.Message, e.Field)
+		p.FirstSeq = e.FirstSeq
+		if p.Status == http.StatusInternalServerError {
+			s.log.Error("call failed", "err", err)
+		}
+		return p
+	}
+	if errors.Is(err, errDraining) {
+		return codeProblem(codeDraining, "the server is shutting down", "")
+	}
+	s.log.Error("call failed", "err", err)
+	return codeProblem(codeInternal, "internal error; the server's log has the cause", "")
+}
+
+// humaProblem takes the place of huma.NewError: it gives huma's own refusals
+// (types, unknown fields, sizes) the same shape and codes as all the others.
+func humaProblem(status int, msg string, errs ...error) huma.StatusError {
+	p := newProblem(status, humaCode(status), msg, "")
+	for _, err := range errs {
+		if err == nil {
+			continue
+		}
+		if inner, ok := errors.AsType[*Problem](err); ok {
+			return inner
+		}
+		f := ProblemField{Message: err.Error()}
+		if d, ok := err.(huma.ErrorDetailer); ok {
+			detail := d.ErrorDetail()
+			f = ProblemField{Location: detail.Location, Message: detail.Message}
+			if m := missingProperty.FindStringSubmatch(f.Message); m != nil {
+				f.Location += "." + m[1]
+			}
+		}
+		p.Errors = append(p.Errors, f)
+	}
+	if msg == "cannot read request body" { // the client went away or sent less than it promised
+		*p = *codeProblem(codeMalformed, "the request body ended early", "body")
+		return p
+	}
+	if len(p.Errors) > 0 {
+		first := p.Errors[0]
+		p.Field = fieldOf(first.Location)
+		p.Detail = first.Message
+		if p.Field != "" {
+			p.Detail = p.Field + ": " + first.Message
+		}
+	}
+	if len(p.Errors) == 1 {
+		p.Errors = nil
+	}
+	return p
+}
+
+var missingProperty = regexp.MustCompile(`^expected required property (\S+) to be present$`)
+
+func humaCode(status int) string {
+	switch status {
+	case http.StatusBadRequest:
+		return codeMalformed
+	case http.StatusRequestEntityTooLarge:
+		return codeTooLarge
+	case http.StatusUnsupportedMediaType:
+		return codeMediaType
+	case http.StatusUnprocessableEntity:
+		return codeInvalid
+	case http.StatusRequestTimeout:
+		return codeBodyTimeout
+	case http.StatusNotAcceptable:
+		return codeNotAcceptable
+	}
+	return codeInternal
+}
+
+// fieldOf turns huma's location ("body.stop[2]", "query.limit") into the field
+// that a client knows.
+func fieldOf(location string) string {
+	where, field, found := strings.Cut(location, ".")
+	if !found {
+		return where
+	}
+	switch where {
+	case "body", "query", "path", "header":
+		return field
+	}
+	return location
+}
+
+// writeProblem answers outside of huma.
+func writeProblem(w http.ResponseWriter, p *Problem) {
+	h := w.Header()
+	h.Set("Content-Type", "application/problem+json")
+	for k, v := range p.GetHeaders() {
+		h[k] = v
+	}
+	w.WriteHeader(p.Status)
+	// A failed write means that the client is gone; nobody is left to tell.
+	_ = json.NewEncoder(w).Encode(p)
+}
+
+// bodyReadTimeout is how long a client may take between two reads of its body.
+const bodyReadTimeout = 30 * time.Second

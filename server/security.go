@@ -1,0 +1,98 @@
+package server
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+)
+
+// loopbackHosts are the names under which a browser or a client on this machine
+// reaches the server. Any web page can make a browser connect to loopback, and
+// a name of the attacker's can be made to resolve to 127.0.0.1 (DNS rebinding);
+// then the Host header holds the attacker's name, and that is what is checked.
+var loopbackHosts = []string{"localhost", "127.0.0.1", "::1"}
+
+// CheckListen returns an error unless addr is a loopback address. Anything else
+// needs API keys, which this version does not have.
+func CheckListen(addr string) error {
+	host, _, err := net.SplitHostPort(addr)
+	if err != nil {
+		return fmt.Errorf("listen address %q: want host:port: %w", addr, err)
+	}
+	if strings.EqualFold(host, "localhost") {
+		return nil
+	}
+	if ip, err := netip.ParseAddr(host); err == nil && ip.IsLoopback() {
+		return nil
+	}
+	return fmt.Errorf("listen address %q is not loopback: this version has no API keys yet, so it serves 127.0.0.1, [::1] and localhost only", addr)
+}
+
+// allowHosts refuses requests whose Host header names none of the allowed
+// hosts. Ports are not compared: a forwarded port is no attack.
+func allowHosts(extra []string) func(http.Handler) http.Handler {
+	allowed := make(map[string]bool, len(loopbackHosts)+len(extra))
+	for _, h := range append(append([]string{}, loopbackHosts...), extra...) {
+		allowed[strings.ToLower(h)] = true
+	}
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if !allowed[hostOnly(r.Host)] {
+				writeProblem(w, codeProblem(codeHostNotAllowed,
+					fmt.Sprintf("the Host header %q is not on the list of allowed hosts", r.Host), "Host"))
+				return
+			}
+			next.ServeHTTP(w, r)
+		})
+	}
+}
+
+func hostOnly(hostport string) string {
+	host := hostport
+	if h, _, err := net.SplitHostPort(hostport); err == nil {
+		host = h
+	}
+	return strings.ToLower(strings.TrimSuffix(strings.TrimPrefix(host, "["), "]"))
+}
+
+// refuseCrossOrigin refuses state-changing requests that a browser sends from a
+// page of another origin. WebSocket upgrades are GETs, which this lets through;
+// accept checks their Origin.
+func refuseCrossOrigin() func(http.Handler) http.Handler {
+	protection := http.NewCrossOriginProtection()
+	protection.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		writeProblem(w, codeProblem(codeCrossOrigin,
+			"a page of another origin may not call this server", "Origin"))
+	}))
+	return protection.Handler
+}
+
+// pageHeaders sets what a browser needs to know about every answer: types are
+// not guessed, nothing is framed, and pages load nothing from elsewhere. The
+// dashboard has a policy of its own.
+func pageHeaders(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("X-Frame-Options", "DENY")
+		h.Set("Referrer-Policy", "no-referrer")
+		h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+		next.ServeHTTP(w, r)
+	})
+}
+
+// checkOrigin refuses WebSockets from pages that are not our own. A client that
+// is no browser sends no Origin.
+func checkOrigin(r *http.Request) error {
+	origin := r.Header.Get("Origin")
+	if origin == "" {
+		return nil
+	}
+	if u, err := url.Parse(origin); err == nil && u.Host != "" && strings.EqualFold(u.Host, r.Host) {
+		return nil
+	}
+	return codeProblem(codeCrossOrigin, fmt.Sprintf("a page of %s may not open a WebSocket here", origin), "Origin")
+}

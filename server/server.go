@@ -1,0 +1,259 @@
+// Package server is Rocket's HTTP face: the native REST API, server-sent
+// events, WebSockets, metrics, health, and the dashboard's files. It decodes,
+// calls sessions, encodes and maps errors; it decides nothing about sessions.
+//
+// Invariants:
+//   - A request's context governs the request only. A turn goes on when its
+//     reader leaves.
+//   - A socket has one writer goroutine. Readers of events hold an offset into
+//     the log, so that a slow one only lags, and past a bound is closed with
+//     1013 and the last seq it got.
+//   - Events are never merged here: every reader sees the same seq numbers.
+//   - Errors become HTTP in one place, errors.go.
+//   - Every goroutine ends when its request or Serve ends.
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/go-chi/chi/v5"
+
+	"rocket/sessions"
+)
+
+// Limits of one server. What happens at each is beside it.
+const (
+	bodyBytesMax      = 8 << 20  // larger request bodies: 413
+	frameBytesMax     = 1 << 20  // larger WebSocket frames: close 1009
+	headerBytesMax    = 64 << 10 // larger request headers: 431
+	subscriptionsMax  = 1024     // sessions one socket follows; more: error frame
+	connectionsMax    = 4096     // WebSockets and event streams together; more: 503
+	eventsPerRead     = 256      // events taken from a log at once; more wait for their turn
+	eventsPageDefault = 1000     // JSON page of events without limit
+	eventsPageMax     = 10_000   // larger limits are refused
+
+	readHeaderTimeout = 10 * time.Second // slow headers: the connection is closed
+	idleTimeout       = 2 * time.Minute  // keep-alive without a request
+)
+
+// tenantLocal is every caller's tenant until there are API keys.
+const tenantLocal = "local"
+
+// errDraining refuses new work while the server shuts down.
+var errDraining = errors.New("the server is shutting down")
+
+// Options configures a Server. Sessions is needed; zero values of the others
+// work.
+type Options struct {
+	Sessions *sessions.Manager
+	Log      *slog.Logger // default: discards
+	Version  Version
+	Web      http.Handler // what / serves; nil: a page that points to /docs
+
+	AllowedHosts []string      // Host names allowed beside the loopback ones
+	Heartbeat    time.Duration // comment on an idle event stream, ping on an idle socket; default 15 s
+	WriteTimeout time.Duration // one write to a client that does not read; default 30 s
+	CallTimeout  time.Duration // one command on a socket; default 20 s
+	DrainTimeout time.Duration // what running turns get when Serve ends; default 30 s
+	LagMax       int64         // events a caught-up reader may fall behind before 1013; default 8192
+}
+
+// Version is what GET /version answers.
+type Version struct {
+	Version string `json:"version"`
+	Commit  string `json:"commit,omitempty"`
+	Time    string `json:"time,omitempty" doc:"of the commit"`
+	Dirty   bool   `json:"dirty,omitempty" doc:"built from a changed tree"`
+	Go      string `json:"go"`
+	OS      string `json:"os"`
+	Arch    string `json:"arch"`
+}
+
+// Server answers requests. Make it with New, run it with Serve.
+type Server struct {
+	opts    Options
+	log     *slog.Logger
+	manager *sessions.Manager
+	api     huma.API
+	frames  *frameDecoder
+	handler http.Handler
+	metrics *metrics
+	spec    []byte // openapi.json
+	docs    []byte // the page made of it
+
+	refuse   atomic.Bool     // new turns and sessions are refused
+	closing  context.Context // done when sockets and streams must end
+	close    context.CancelFunc
+	streams  sync.WaitGroup
+	streamMu sync.Mutex // guards streamed and stopped
+	streamed int
+	stopped  bool
+}
+
+// New makes a server over a manager; nothing runs until Serve or a request.
+func New(opts Options) (*Server, error) {
+	if opts.Sessions == nil {
+		return nil, errors.New("server: Options.Sessions is nil")
+	}
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
+	}
+	setDefault(&opts.Heartbeat, 15*time.Second)
+	setDefault(&opts.WriteTimeout, 30*time.Second)
+	setDefault(&opts.CallTimeout, 20*time.Second)
+	setDefault(&opts.DrainTimeout, 30*time.Second)
+	if opts.LagMax == 0 {
+		opts.LagMax = 8192
+	}
+	s := &Server{opts: opts, log: opts.Log, manager: opts.Sessions}
+	s.closing, s.close = context.WithCancel(context.Background())
+	s.metrics = newMetrics(s)
+	if err := s.routes(); err != nil {
+		return nil, fmt.Errorf("server: %w", err)
+	}
+	return s, nil
+}
+
+func setDefault(d *time.Duration, v time.Duration) {
+	if *d == 0 {
+		*d = v
+	}
+}
+
+// Handler is the whole server as a handler, security checks included.
+func (s *Server) Handler() http.Handler { return s.handler }
+
+func (s *Server) routes() error {
+	router := chi.NewMux()
+	router.Use(s.observe, pageHeaders, allowHosts(s.opts.AllowedHosts), refuseCrossOrigin(), limitBody)
+	router.NotFound(func(w http.ResponseWriter, r *http.Request) {
+		writeProblem(w, codeProblem(codeNoRoute, fmt.Sprintf("there is no %s", r.URL.Path), ""))
+	})
+	router.MethodNotAllowed(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Allow", strings.Join(allowedMethods(router, r.URL.Path), ", "))
+		writeProblem(w, codeProblem(codeMethod, fmt.Sprintf("%s does not take %s", r.URL.Path, r.Method), ""))
+	})
+	s.api = newAPI(router, s.opts.Version.Version)
+	s.registerSessions()
+	s.registerTurns()
+	s.registerSystem()
+	s.registerStreams(router)
+	describeSchemas(s.api.OpenAPI())
+	if err := s.buildDocs(); err != nil {
+		return err
+	}
+	router.Get("/openapi.json", s.serveSpec)
+	router.Get("/docs", s.serveDocs)
+	router.Get("/docs/style.css", s.serveStyle)
+	router.Method(http.MethodGet, "/metrics", s.metrics.handler())
+	if s.opts.Web != nil {
+		router.Method(http.MethodGet, "/*", s.opts.Web)
+		router.Method(http.MethodHead, "/*", s.opts.Web)
+	} else {
+		router.Get("/", http.RedirectHandler("/docs", http.StatusFound).ServeHTTP)
+	}
+	s.handler = router
+	return nil
+}
+
+// allowedMethods are the methods that a path takes.
+func allowedMethods(router chi.Routes, path string) []string {
+	var allowed []string
+	for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPatch, http.MethodDelete} {
+		if router.Match(chi.NewRouteContext(), method, path) {
+			allowed = append(allowed, method)
+		}
+	}
+	return allowed
+}
+
+// Serve answers on ln until ctx ends, then drains: /readyz says 503 and new
+// turns are refused at once, running turns get DrainTimeout, then sockets are
+// closed with 1012 and event streams end. It returns when every goroutine of
+// the server is gone. The manager is the caller's to shut down afterwards.
+func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
+	hs := &http.Server{
+		Handler:           s.handler,
+		ReadHeaderTimeout: readHeaderTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    headerBytesMax,
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	}
+	failed := make(chan error, 1)
+	go func() { failed <- hs.Serve(ln) }()
+	select {
+	case err := <-failed:
+		s.closeStreams()
+		return fmt.Errorf("serve %s: %w", ln.Addr(), err)
+	case <-ctx.Done():
+	}
+	s.refuse.Store(true)
+	s.awaitTurns()
+	s.closeStreams()
+	shutdown, cancel := context.WithTimeout(context.Background(), s.opts.WriteTimeout)
+	defer cancel()
+	err := hs.Shutdown(shutdown)
+	if err != nil {
+		err = hs.Close() // clients that did not take their answers in time
+	}
+	<-failed
+	s.streams.Wait()
+	return err
+}
+
+// drainPoll is how often a drain looks whether turns still run.
+const drainPoll = 50 * time.Millisecond
+
+// awaitTurns returns when no turn runs any more or DrainTimeout is over.
+func (s *Server) awaitTurns() {
+	deadline := time.NewTimer(s.opts.DrainTimeout)
+	defer deadline.Stop()
+	tick := time.NewTicker(drainPoll)
+	defer tick.Stop()
+	for s.openTurns() > 0 {
+		select {
+		case <-deadline.C:
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// closeStreams ends sockets and event streams and lets no new one begin.
+func (s *Server) closeStreams() {
+	s.refuse.Store(true)
+	s.streamMu.Lock()
+	defer s.streamMu.Unlock()
+	s.stopped = true
+	s.close()
+}
+
+// beginStream counts a socket or event stream in; end must be called after.
+func (s *Server) beginStream() (end func(), err error) {
+	s.streamMu.Lock()
+	defer s.streamMu.Unlock()
+	if s.stopped {
+		return nil, errDraining
+	}
+	if s.streamed >= connectionsMax {
+		return nil, codeProblem(codeConnectionsMax, fmt.Sprintf("%d sockets and event streams are open already", connectionsMax), "")
+	}
+	s.streamed++
+	s.streams.Add(1)
+	return func() {
+		s.streamMu.Lock()
+		s.streamed--
+		s.streamMu.Unlock()
+		s.streams.Done()
+	}, nil
+}

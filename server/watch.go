@@ -1,0 +1,132 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"rocket/sessions"
+)
+
+// WatchFrame is what /v1/watch sends beside events: "watch.ready" once, when
+// nothing that happens from then on is missed, and "watch.lost" when the client
+// was too slow and should list the sessions anew.
+type WatchFrame struct {
+	Type string `json:"type" enum:"watch.ready,watch.lost"`
+	Lost int64  `json:"lost,omitempty" doc:"events that were overwritten"`
+}
+
+// serveWatch is GET /v1/watch: lifecycle events of many sessions, without the
+// deltas of their turns. Clients send nothing.
+func (s *Server) serveWatch(w http.ResponseWriter, r *http.Request) {
+	query := r.URL.Query()
+	err := refuseUnknown(query, "root", "turns")
+	turns := query.Get("turns")
+	if err == nil && turns != "" && turns != "true" && turns != "false" {
+		err = codeProblem(codeInvalid, "turns: expected boolean", "turns")
+	}
+	if root := query.Get("root"); err == nil && root != "" {
+		_, err = s.manager.Get(r.Context(), tenantLocal, root)
+	}
+	var end func()
+	if err == nil {
+		end, err = s.beginStream()
+	}
+	if err != nil {
+		writeProblem(w, s.problem(err))
+		return
+	}
+	defer end()
+	watch := s.manager.Watch(tenantLocal, sessions.WatchOptions{Root: query.Get("root"), Turns: turns == "true"})
+	conn, err := s.accept(w, r)
+	if err != nil {
+		return
+	}
+	s.metrics.sockets.Inc()
+	defer s.metrics.sockets.Dec()
+	s.runWatch(conn, watch)
+}
+
+// runWatch has two goroutines: this one waits for events and writes them, the
+// other reads (the peer's close and pongs; anything else is closed with 1008
+// by the library) and pings.
+func (s *Server) runWatch(conn *websocket.Conn, watch *sessions.Watch) {
+	// CloseRead closes the connection when its context ends, so that must only
+	// be after our own close frame.
+	reading, stopReading := context.WithCancel(context.Background())
+	gone := conn.CloseRead(reading)
+	ctx, cancel := context.WithCancel(gone)
+	defer cancel()
+	defer context.AfterFunc(s.closing, cancel)()
+	var pinger sync.WaitGroup
+	pinger.Go(func() {
+		defer cancel()
+		s.pingWatch(ctx, conn)
+	})
+	err := s.writeWatch(ctx, conn, watch)
+	switch {
+	case s.closing.Err() != nil:
+		_ = conn.Close(errDrain.code, errDrain.reason)
+	case gone.Err() == nil && !errors.Is(err, context.Canceled):
+		s.log.Debug("watch ended", "err", err)
+		_ = conn.Close(websocket.StatusInternalError, "internal error")
+	}
+	cancel()
+	stopReading()
+	_ = conn.CloseNow()
+	pinger.Wait()
+}
+
+func (s *Server) pingWatch(ctx context.Context, conn *websocket.Conn) {
+	tick := time.NewTicker(s.opts.Heartbeat)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		wait, cancel := context.WithTimeout(context.Background(), s.opts.WriteTimeout)
+		err := conn.Ping(wait)
+		cancel()
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (s *Server) writeWatch(ctx context.Context, conn *websocket.Conn, watch *sessions.Watch) error {
+	put := func(v any) error {
+		data, err := compact(v)
+		if err != nil {
+			return fmt.Errorf("encode frame: %w", err)
+		}
+		limited, cancel := context.WithTimeout(context.Background(), s.opts.WriteTimeout)
+		defer cancel()
+		return conn.Write(limited, websocket.MessageText, data)
+	}
+	if err := put(WatchFrame{Type: "watch.ready"}); err != nil {
+		return err
+	}
+	for {
+		events, lost, err := watch.Next(ctx)
+		if err != nil {
+			return err
+		}
+		if lost > 0 {
+			if err := put(WatchFrame{Type: "watch.lost", Lost: lost}); err != nil {
+				return err
+			}
+		}
+		for i := range events {
+			if err := put(&events[i]); err != nil {
+				return err
+			}
+		}
+	}
+}
