@@ -16,12 +16,12 @@ async function attempt(doing: string, work: () => Promise<void>): Promise<boolea
 
 const name = (id: string) => label(id, forest.get(id));
 
-export const createSession = (body: CreateBody) =>
-  attempt("New session", async () => {
-    const session = await api.create(body);
-    put(session);
-    select(session.id);
-  });
+/** Rejects on failure: the dialog that asks shows it itself, since notices lie behind it. */
+export async function createSession(body: CreateBody): Promise<void> {
+  const session = await api.create(body);
+  put(session);
+  select(session.id);
+}
 
 export const sendTurn = (id: string, body: TurnBody) =>
   attempt("Send", async () => {

@@ -38,6 +38,19 @@ export function problemError(status: number, body: string): ApiError {
   return new ApiError(status, problem.code ?? "", message, fields);
 }
 
+/** An error as a person reads it: one sentence, and what is wrong with each field. */
+export function inWords(err: unknown): { text: string; details: string[] } {
+  if (err instanceof ApiError) {
+    // The server's one-field errors say the field in the sentence already.
+    const told = (m: string) => err.fields.length === 1 && err.message.includes(m);
+    const details = err.fields
+      .filter((f) => !told(f.message))
+      .map((f) => (f.location ? `${f.location}: ${f.message}` : f.message));
+    return { text: err.message, details };
+  }
+  return { text: err instanceof Error ? err.message : String(err), details: [] };
+}
+
 async function call<T>(method: string, path: string, body?: unknown, signal?: AbortSignal): Promise<T> {
   const headers: Record<string, string> = { Accept: "application/json" };
   if (body !== undefined) headers["Content-Type"] = "application/json";

@@ -3,7 +3,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { label } from "./forest";
-import { fit, hit, layoutOf, reveal, zoomAt, type Layout, type View } from "./layout";
+import { fit, hit, layoutOf, opening, reveal, zoomAt, type Layout, type View } from "./layout";
 import { grouped, paint, readTheme, type Theme } from "./painter";
 import { forest, select, selectedId, treeStructure, treeVersion } from "./store";
 import { themeVersion } from "./theme";
@@ -61,7 +61,7 @@ class Viewer {
     const ratio = devicePixelRatio || 1;
     this.canvas.width = Math.round(this.width * ratio);
     this.canvas.height = Math.round(this.height * ratio);
-    if (!this.touched) this.fit();
+    if (!this.touched) this.open();
     this.draw();
   }
 
@@ -78,20 +78,22 @@ class Viewer {
         this.structure = forest.structure;
         this.layout = layoutOf(forest);
         this.laidOut = performance.now();
-        if (!this.touched) this.fit();
+        if (!this.touched) this.open();
       }
     }
     this.draw();
   }
 
-  fit(): void {
-    this.view = fit(this.layout, this.width, this.height);
-    this.draw();
+  /** Until a person moves it, the view keeps to what is readable and holds the selection. */
+  private open(): void {
+    this.view = opening(this.layout, this.width, this.height);
+    if (selectedId.value) this.show(selectedId.value);
   }
 
-  reset(): void {
-    this.touched = false;
-    this.fit();
+  fit(): void {
+    this.touched = true;
+    this.view = fit(this.layout, this.width, this.height);
+    this.draw();
   }
 
   zoom(factor: number, x = this.width / 2, y = this.height / 2): void {
@@ -230,7 +232,7 @@ export function TreeCanvas() {
         <button type="button" class="icon" onClick={() => viewer.current?.zoom(1 / 1.3)} aria-label="Zoom out" title="Zoom out (Ctrl + scroll)">
           −
         </button>
-        <button type="button" onClick={() => viewer.current?.reset()} title="Show the whole tree">
+        <button type="button" onClick={() => viewer.current?.fit()} title="Show the whole tree">
           Fit
         </button>
       </div>

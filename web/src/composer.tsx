@@ -2,35 +2,11 @@
 
 import { useState } from "preact/hooks";
 import { sendTurn } from "./actions";
-import type { TurnBody } from "./api";
+import { turnBody, type Mode } from "./turn";
 import type { Session } from "./types";
 
-export type Mode = "chat" | "raw";
 const modeKey = "rocket.mode";
 const maxTokensDefault = 128;
-
-export interface TurnFields {
-  mode: Mode;
-  text: string;
-  maxTokens: string;
-  temperature: string;
-  seed: string;
-  ignoreEos: boolean;
-}
-
-/** The request that the form's fields say; empty ones are left to the server's defaults. */
-export function turnBody(fields: TurnFields): TurnBody {
-  const body: TurnBody = {};
-  if (fields.text !== "") {
-    if (fields.mode === "chat") body.messages = [{ role: "user", content: fields.text }];
-    else body.input = fields.text;
-  }
-  if (fields.maxTokens !== "") body.max_tokens = Number(fields.maxTokens);
-  if (fields.temperature !== "") body.temperature = Number(fields.temperature);
-  if (fields.seed !== "") body.seed = Number(fields.seed);
-  if (fields.ignoreEos) body.ignore_eos = true;
-  return body;
-}
 
 export function savedMode(): Mode {
   return localStorage.getItem(modeKey) === "chat" ? "chat" : "raw";

@@ -3,12 +3,16 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { createSession } from "./actions";
-import type { CreateBody } from "./api";
-import { ModeChoice, savedMode, type Mode } from "./composer";
+import { inWords, type CreateBody } from "./api";
+import { ModeChoice, savedMode } from "./composer";
+import type { Mode } from "./turn";
 
 function Dialog({ title, onClose, children }: { title: string; onClose: () => void; children: ComponentChildren }) {
   const ref = useRef<HTMLDialogElement>(null);
-  useEffect(() => ref.current?.showModal(), []);
+  useEffect(() => {
+    ref.current?.showModal();
+    ref.current?.querySelector<HTMLElement>("input, textarea")?.focus();
+  }, []);
   return (
     <dialog ref={ref} aria-label={title} onClose={onClose} onClick={(e) => e.target === ref.current && ref.current?.close()}>
       <div class="dialog-body">
@@ -74,7 +78,7 @@ export function PromptDialog({ title, label, value, confirm, onClose, onConfirm 
       >
         <label class="field">
           {label}
-          <input value={text} autoFocus onInput={(e) => setText(e.currentTarget.value)} />
+          <input value={text} onInput={(e) => setText(e.currentTarget.value)} />
         </label>
         <div class="dialog-actions">
           <button type="button" onClick={close}>
@@ -94,6 +98,7 @@ export function NewSessionDialog({ onClose }: { onClose: () => void }) {
   const [text, setText] = useState("");
   const [mode, setMode] = useState<Mode>(savedMode);
   const [busy, setBusy] = useState(false);
+  const [error, setError] = useState("");
   const submit = async (e: SubmitEvent) => {
     e.preventDefault();
     const dialog = (e.currentTarget as HTMLElement).closest("dialog");
@@ -102,16 +107,22 @@ export function NewSessionDialog({ onClose }: { onClose: () => void }) {
     if (text && mode === "raw") body.input = text;
     if (text && mode === "chat") body.messages = [{ role: "user", content: text }];
     setBusy(true);
-    const ok = await createSession(body);
+    setError("");
+    try {
+      await createSession(body);
+      dialog?.close();
+    } catch (err) {
+      const { text, details } = inWords(err);
+      setError([text, ...details].join("; "));
+    }
     setBusy(false);
-    if (ok) dialog?.close();
   };
   return (
     <Dialog title="New session" onClose={onClose}>
       <form onSubmit={(e) => void submit(e)}>
         <label class="field">
           Title
-          <input value={title} autoFocus placeholder="optional" onInput={(e) => setTitle(e.currentTarget.value)} />
+          <input value={title} placeholder="optional" onInput={(e) => setTitle(e.currentTarget.value)} />
         </label>
         <label class="field">
           First text
@@ -123,6 +134,11 @@ export function NewSessionDialog({ onClose }: { onClose: () => void }) {
           />
         </label>
         <ModeChoice mode={mode} onMode={setMode} name="new-mode" />
+        {error && (
+          <p class="form-error" role="alert">
+            {error}
+          </p>
+        )}
         <div class="dialog-actions">
           <button type="button" onClick={close}>
             Cancel

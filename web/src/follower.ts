@@ -7,6 +7,7 @@ import { Socket, type SocketState } from "./socket";
 import type { RocketEvent, Session } from "./types";
 
 const historyTokens = 4096; // read at first and with each "earlier"
+const retryMillis = 2000;
 const rangeTokens = 4096; // of one request
 
 export interface FollowerCalls {
@@ -68,9 +69,7 @@ export class Follower {
         return;
       }
       this.calls.failed(err, "Read session");
-      setTimeout(() => {
-        if (!this.stopped && life === this.life) void this.reload();
-      }, 2000);
+      this.again(life);
       return;
     }
     if (this.stopped || life !== this.life) return;
@@ -100,13 +99,19 @@ export class Follower {
     }
   }
 
+  private again(life: number): void {
+    setTimeout(() => {
+      if (!this.stopped && life === this.life) void this.reload();
+    }, retryMillis);
+  }
+
   /** A handshake that fails hides its status: plain HTTP tells whether the session is gone. */
   private async refused(): Promise<void> {
     const life = this.life;
     try {
-      const session = await api.get(this.id);
-      // Behind what the log still holds, or in a later life: begin anew.
-      if (!this.stopped && life === this.life && session.epoch > this.line.epoch) void this.reload();
+      await api.get(this.id);
+      // It is there, so the log no longer holds what was asked for: begin anew, but not in a tight circle.
+      this.again(life);
     } catch (err) {
       if (!this.stopped && life === this.life && err instanceof ApiError && err.status === 404) {
         this.stop();
@@ -116,7 +121,9 @@ export class Follower {
   }
 
   private message(event: RocketEvent): void {
-    if (event.session_id !== this.id || typeof event.seq !== "number") return;
+    if (event.session_id !== this.id) return;
+    if (event.type === "error") void this.reload(); // the log lacks what was asked for
+    if (typeof event.seq !== "number") return; // "subscribed" and the like
     for (const need of this.line.apply(event)) this.meet(need);
     this.show();
   }

@@ -86,6 +86,7 @@ export interface View {
 
 export const scaleMin = 0.02;
 export const scaleMax = 2.5;
+const openingScale = 0.75;
 
 /** Zooms about a point of the screen, which stays where it is. */
 export function zoomAt(view: View, factor: number, screenX: number, screenY: number): View {
@@ -105,8 +106,14 @@ export function fit(layout: Layout, screenWidth: number, screenHeight: number, m
     scaleMin,
     Math.min(1, (screenWidth - 2 * margin) / w, (screenHeight - 2 * margin) / h),
   );
-  // Small trees start at the top left, as text does; large ones are centred in what is left over.
+  // The top left, as text begins, even when the tree is smaller than the screen.
   return { scale, x: -margin / scale, y: -margin / scale };
+}
+
+/** The first view: near enough to read, though a large tree then reaches out of it. */
+export function opening(layout: Layout, screenWidth: number, screenHeight: number): View {
+  const all = fit(layout, screenWidth, screenHeight);
+  return all.scale >= openingScale ? all : { scale: openingScale, x: -24 / openingScale, y: -24 / openingScale };
 }
 
 /** Moves the view no more than needed for a node to be inside. */

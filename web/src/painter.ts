@@ -4,7 +4,8 @@ import { label, type Forest } from "./forest";
 import { nodeHeight, nodeWidth, visible, type Layout, type View } from "./layout";
 import type { Session } from "./types";
 
-const detailScale = 0.5; // below this a node is a coloured box without words
+const detailScale = 0.62; // below this a node is a box with its title only
+const titleScale = 0.28; // below this it is a coloured box without words
 const edgeLabelScale = 0.8;
 
 export interface Theme {
@@ -85,10 +86,13 @@ export function paint(ctx: CanvasRenderingContext2D, scene: Scene): number {
 
   paintEdges(ctx, scene, x1, y1);
   const inView = visible(layout, view.x, view.y, x1, y1);
-  if (view.scale < detailScale) {
+  if (view.scale < titleScale) {
     paintBoxes(ctx, scene, inView);
   } else {
-    for (const i of inView) paintCard(ctx, scene, i);
+    for (const i of inView) {
+      if (view.scale < detailScale) paintTitle(ctx, scene, i);
+      else paintCard(ctx, scene, i);
+    }
   }
   if (scene.selected !== null) {
     const at = layout.index.get(scene.selected);
@@ -152,6 +156,31 @@ function paintBoxes(ctx: CanvasRenderingContext2D, scene: Scene, inView: number[
     }
     ctx.fill();
   }
+}
+
+/** Middle distance: the title in letters that stay legible, cut to the box. */
+function paintTitle(ctx: CanvasRenderingContext2D, scene: Scene, i: number): void {
+  const { theme, view } = scene;
+  const p = scene.layout.placed[i]!;
+  const session = scene.forest.get(p.id);
+  const letters = Math.round(10 / view.scale);
+  ctx.beginPath();
+  ctx.roundRect(p.x, p.y, nodeWidth, nodeHeight, 6);
+  ctx.fillStyle = theme.surface;
+  ctx.fill();
+  ctx.strokeStyle = scene.hovered === p.id ? theme.accent : theme.border;
+  ctx.lineWidth = 1 / view.scale;
+  if (!session) ctx.setLineDash([6, 6]);
+  ctx.stroke();
+  ctx.setLineDash([]);
+  ctx.fillStyle = stateColour(theme, session);
+  ctx.beginPath();
+  ctx.roundRect(p.x, p.y, 9, nodeHeight, [6, 0, 0, 6]);
+  ctx.fill();
+  ctx.textAlign = "left";
+  ctx.fillStyle = session ? theme.text : theme.muted;
+  ctx.font = `${letters}px ${theme.font}`;
+  ctx.fillText(cut(ctx, label(p.id, session), nodeWidth - 22), p.x + 16, p.y + nodeHeight / 2 + letters * 0.35);
 }
 
 function paintCard(ctx: CanvasRenderingContext2D, scene: Scene, i: number): void {

@@ -28,7 +28,6 @@ export function Pane() {
 }
 
 function SessionPane({ follower, session }: { follower: Follower; session: Session }) {
-  const [marks, setMarks] = useState(false);
   const [at, setAt] = useState<number | null>(null);
   follower.version.value; // the line's phase is not a signal of its own
   const running = follower.line.phase === "running" || session.state === "running";
@@ -36,13 +35,9 @@ function SessionPane({ follower, session }: { follower: Follower; session: Sessi
     <section class="pane" aria-label="Session">
       <Head session={session} running={running} />
       <div class="pane-bar">
-        <label class="check">
-          <input type="checkbox" checked={marks} onChange={(e) => setMarks(e.currentTarget.checked)} />
-          Token boundaries
-        </label>
         <Progress follower={follower} running={running} />
       </div>
-      <Transcript follower={follower} marks={marks} picked={at} onPick={setAt} />
+      <Transcript follower={follower} picked={at} onPick={setAt} />
       <ForkBar session={session} at={at} onAt={setAt} end={follower.line.cursor ?? session.length} />
       <Composer session={session} running={running} />
     </section>
@@ -181,7 +176,7 @@ function Progress({ follower, running }: { follower: Follower; running: boolean 
       <span role="status">
         {lost ? "reconnecting…" : running ? "generating…" : line.error ? `failed: ${line.error}` : line.ended ? `ended: ${line.ended.replace(/_/g, " ")}` : ""}
       </span>
-      {!running && line.usage && <span class="usage"> {summary(line.usage)}</span>}
+      {!running && line.usage && <span> · {summary(line.usage)}</span>}
     </span>
   );
 }
@@ -229,7 +224,7 @@ function ForkBar({ session, at, onAt, end }: ForkBarProps) {
       <button type="submit" disabled={busy || session.state === "closed"}>
         Fork
       </button>
-      <span class="hint">{at === null ? "or click a token" : `keeps the first ${grouped(at)} tokens`}</span>
+      <span class="hint">{at === null ? "or click a token" : `keeps ${grouped(at)}`}</span>
     </form>
   );
 }

@@ -1,7 +1,7 @@
 // What the page shows, as signals; the only module that changes it.
 
 import { batch, effect, signal } from "@preact/signals";
-import { api, ApiError } from "./api";
+import { api, ApiError, inWords } from "./api";
 import { Follower } from "./follower";
 import { Forest } from "./forest";
 import { Socket, type SocketState } from "./socket";
@@ -43,12 +43,9 @@ export function dismiss(id: number): void {
 }
 
 export function report(err: unknown, doing: string): void {
-  if (err instanceof ApiError) {
-    const details = err.fields.map((f) => (f.location ? `${f.location}: ${f.message}` : f.message));
-    notify("error", `${doing}: ${err.message}`, details);
-  } else if (!(err instanceof DOMException && err.name === "AbortError")) {
-    notify("error", `${doing}: ${err instanceof Error ? err.message : String(err)}`);
-  }
+  if (err instanceof DOMException && err.name === "AbortError") return;
+  const { text, details } = inWords(err);
+  notify("error", `${doing}: ${text}`, details);
 }
 
 // --- the forest ---------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ const stickPixels = 60; // so near the end, the view follows new text
 
 interface Props {
   follower: Follower;
-  marks: boolean; // draw the boundaries of tokens
   picked: number | null; // the offset that a fork would start at
   onPick: (at: number | null) => void;
 }
@@ -47,9 +46,10 @@ function childrenAt(id: string): Map<number, Node[]> {
   return at;
 }
 
-export function Transcript({ follower, marks, picked, onPick }: Props) {
+export function Transcript({ follower, picked, onPick }: Props) {
   const version = follower.version.value;
   const tree = treeVersion.value;
+  const [marks, setMarks] = useState(false); // draw the boundaries of tokens
   const [hovered, setHovered] = useState<Span | null>(null);
   const [busy, setBusy] = useState(false);
   const box = useRef<HTMLDivElement>(null);
@@ -128,7 +128,8 @@ export function Transcript({ follower, marks, picked, onPick }: Props) {
         {picked === end && end > 0 && <span class="caret" aria-hidden="true" />}
         {follower.line.phase === "running" && <span class="cursor" aria-hidden="true" />}
       </div>
-      <div class="token-line" aria-hidden="true">
+      <div class="token-line">
+        <span class="token-facts" aria-hidden="true">
         {hovered ? (
           <>
             {hovered.to - hovered.from === 1 ? `token ${grouped(hovered.from)}` : `tokens ${grouped(hovered.from)}–${grouped(hovered.to - 1)}`}
@@ -140,6 +141,11 @@ export function Transcript({ follower, marks, picked, onPick }: Props) {
         ) : (
           `${grouped(follower.line.cursor ?? end)} tokens`
         )}
+        </span>
+        <label class="check">
+          <input type="checkbox" checked={marks} onChange={(e) => setMarks(e.currentTarget.checked)} />
+          Token boundaries
+        </label>
       </div>
     </div>
   );
@@ -159,6 +165,15 @@ const Block = memo(
   },
   (a, b) => a.spans.length === b.spans.length && a.spans.every((s, i) => s === b.spans[i]),
 );
+
+function ForkIcon() {
+  return (
+    <svg width="10" height="11" viewBox="0 0 10 11" fill="none" stroke="currentColor" stroke-width="1.3" aria-hidden="true">
+      <path d="M2 8.5V2.5M2 6c0-2 6-1 6-3.5" />
+      <circle cx="2" cy="9.2" r="1.3" />
+    </svg>
+  );
+}
 
 function Divider({ parent, at }: { parent: string; at: number }) {
   const known = forest.get(parent);
@@ -182,7 +197,7 @@ function Children({ nodes, at }: { nodes: Node[] | undefined; at: number }) {
   const names = nodes!.map((n) => label(n.id, n.session)).join(", ");
   return (
     <button type="button" class="branch" title={`Forked at token ${grouped(at)}: ${names}`} onClick={() => select(first.id)}>
-      <span class="visually-hidden">Forks at token {at}: </span>⑂ {nodes!.length}
+      <span class="visually-hidden">Forks at token {at}: </span><ForkIcon /> {nodes!.length}
     </button>
   );
 }
