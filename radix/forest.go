@@ -230,7 +230,7 @@ func (f *Forest) grow(n *node, page *[PageTokens]int32, dev int32) *node {
 	i, _ := n.search(page)
 	n.kids = slices.Insert(n.kids, i, k)
 	f.refresh(k)
-	f.refresh(n) // a host-only page with a child is no longer a candidate
+	f.queues[Host].place(n) // with a child, a host-only page is no candidate
 	return k
 }
 
