@@ -3,7 +3,6 @@ package chat
 import (
 	"fmt"
 	"math"
-	"regexp"
 	"sort"
 	"strconv"
 	"strings"
@@ -16,18 +15,6 @@ import (
 // The template engine's own tojson sorts members when it indents and writes floats in Go's way, and its filters cannot be
 // replaced. So templates are compiled with the filter's name changed to ours.
 const toJSON = "rocket_tojson"
-
-var (
-	tagPattern    = regexp.MustCompile(`(?s)\{[{%].*?[}%]\}`)
-	toJSONPattern = regexp.MustCompile(`\|(\s*)tojson\b`)
-)
-
-// withOwnFilters renames the filters that addGlobals defines, inside tags only.
-func withOwnFilters(source string) string {
-	return tagPattern.ReplaceAllStringFunc(source, func(tag string) string {
-		return toJSONPattern.ReplaceAllString(tag, "|${1}"+toJSON)
-	})
-}
 
 // addGlobals defines what templates of this kind may call beyond the engine's own.
 func addGlobals(data map[string]jinja.Value, now time.Time) {

@@ -24,12 +24,13 @@ const (
 	allMarks
 )
 
-// A window is a range of private-use characters: two for the stubs, the rest for replaced characters.
+// A window is a range of private-use characters: three for stubs, the rest for replaced characters.
 const (
 	windowSize = 256
 	stubUser   = 0
 	stubAnswer = 1
-	firstMark  = 2
+	stubProbe  = 2
+	firstMark  = 3
 )
 
 var errNoWindow = errors.New("the text uses characters of every private-use range")

@@ -153,6 +153,43 @@ func members(data []byte) ([]Field, error) {
 	return fields, nil
 }
 
+// joined returns the message with a content of text parts turned into one string, for templates that know no parts. A part
+// that is no text is refused.
+func (m Message) joined() (Message, error) {
+	raw, ok := m.field("content")
+	if !ok || len(raw) == 0 || raw[0] != '[' {
+		return m, nil
+	}
+	var parts []struct {
+		Type string  `json:"type"`
+		Text *string `json:"text"`
+	}
+	if !utf8.Valid(raw) {
+		return m, &FieldError{"content", "is not UTF-8"}
+	}
+	if err := json.Unmarshal(raw, &parts); err != nil {
+		return m, &FieldError{"content", "is no list of parts: " + err.Error()}
+	}
+	out := Message{Role: m.Role}
+	for i, p := range parts {
+		switch p.Type {
+		case "text", "input_text", "output_text":
+		default:
+			return m, &FieldError{fmt.Sprintf("content[%d].type", i), fmt.Sprintf("the model takes text only, not %q", p.Type)}
+		}
+		if p.Text == nil {
+			return m, &FieldError{fmt.Sprintf("content[%d].text", i), "missing"}
+		}
+		out.Content += *p.Text
+	}
+	for _, f := range m.Fields {
+		if f.Name != "content" {
+			out.Fields = append(out.Fields, f)
+		}
+	}
+	return out, nil
+}
+
 // value returns the message as the template sees it; mark is applied to every text from outside.
 func (m *Message) value(role string, mark marker) (jinja.Value, error) {
 	v := jinja.NewDict()

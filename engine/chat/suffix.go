@@ -92,26 +92,56 @@ func behindStub(text string, m *marks) (string, bool) {
 	return after, ok
 }
 
-// findUnknownRoles asks the template which roles it writes nothing about. A template that raises, as for a tool message that
-// answers no call, is believed to know the role.
+// findUnknownRoles asks the template which roles it writes nothing about. A template that raises is believed to know the
+// role.
 func (c *Template) findUnknownRoles() map[string]bool {
 	unknown := map[string]bool{}
-	opens := func(role string) (written, added bool) {
-		probe := func(m *marks) []Message { return []Message{{Role: role, Content: m.stub(stubUser)}} }
-		text, m, err := c.renderStubbed(probe, nil, Options{Now: time.Unix(0, 0)})
-		if err != nil {
-			return true, true
-		}
-		before, _, ok := strings.Cut(text, m.stub(stubUser))
-		_, id := c.firstAdded(before)
-		return ok, id >= 0
-	}
-	_, users := opens("user")
+	_, users := c.writes(Message{Role: "user"}, nil)
 	for _, role := range roles {
-		written, added := opens(role)
-		unknown[role] = !written || users && !added
+		written, added := c.writes(Message{Role: role}, nil)
+		known := written && (added || !users)
+		if !known && role == "tool" {
+			// Some templates write a tool's result together with the call that it answers.
+			call := toolStubs([]Message{{Role: "tool"}})
+			known, _ = c.writes(Message{Role: role, Fields: []Field{{"tool_call_id", []byte(`"stub"`)}}}, call)
+		}
+		unknown[role] = !known
 	}
 	return unknown
+}
+
+// writes reports whether the template writes the content of such a message behind the stubs, and whether it writes an added
+// token before it.
+func (c *Template) writes(msg Message, before func(*marks) []Message) (written, added bool) {
+	probe := func(m *marks) []Message {
+		msg := msg
+		msg.Content = m.stub(stubProbe)
+		if before == nil {
+			return []Message{msg}
+		}
+		return append(before(m), msg)
+	}
+	text, m, err := c.renderStubbed(probe, nil, Options{Now: time.Unix(0, 0)})
+	if err != nil {
+		return true, true
+	}
+	head, _, ok := strings.Cut(text, m.stub(stubProbe))
+	_, id := c.firstAdded(head)
+	return ok, id >= 0
+}
+
+// takesParts reports whether the template makes of a list of one text part what it makes of the text.
+func (c *Template) takesParts() bool {
+	opts := Options{Now: time.Unix(0, 0)}
+	plain, _, err := c.renderStubbed(func(m *marks) []Message { return stubs(m)[:1] }, nil, opts)
+	if err != nil {
+		return true
+	}
+	parts, _, err := c.renderStubbed(func(m *marks) []Message {
+		content := fmt.Sprintf(`[{"type":"text","text":"%s"}]`, m.stub(stubUser))
+		return []Message{{Role: "user", Fields: []Field{{"content", []byte(content)}}}}
+	}, nil, opts)
+	return err == nil && parts == plain
 }
 
 // End returns the token that ends an assistant message in this template; false if it ends with none.

@@ -66,6 +66,7 @@ type Template struct {
 	tools   *source // used instead of main when there are tools, if the model has one
 	vars    map[string]string
 	unknown map[string]bool // roles that the template writes nothing about
+	joins   bool            // the template takes a content that is a string only: text parts are joined
 	end     ending
 }
 
@@ -210,6 +211,7 @@ func New(named map[string]string, vars map[string]string, tok *tokenizer.Tokeniz
 	}
 	t.end = t.findEnding()
 	t.unknown = t.findUnknownRoles()
+	t.joins = !t.takesParts()
 	return t, nil
 }
 
@@ -225,7 +227,11 @@ func compile(text string) (s source, err error) {
 			err = fmt.Errorf("jinja parse: %v", p)
 		}
 	}()
-	tmpl, err := jinja.Compile(withOwnFilters(text))
+	own, err := rewrite(text)
+	if err != nil {
+		return s, err
+	}
+	tmpl, err := jinja.Compile(own)
 	return source{text, tmpl}, err
 }
 
@@ -346,7 +352,14 @@ func (c *Template) execute(m *marks, stubs, msgs []Message, opts Options) (text 
 		list = append(list, v)
 	}
 	for i := range msgs {
-		v, err := msgs[i].value(c.roleOf(msgs[i].Role), mark)
+		msg, err := msgs[i], error(nil)
+		if c.joins {
+			msg, err = msg.joined()
+		}
+		var v jinja.Value
+		if err == nil {
+			v, err = msg.value(c.roleOf(msg.Role), mark)
+		}
 		if err != nil {
 			return "", within(fmt.Sprintf("messages[%d]", i), err)
 		}
