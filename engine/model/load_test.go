@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -38,12 +39,8 @@ func copyModel(t testing.TB, from string, edit func(map[string]tensor)) string {
 	dir := t.TempDir()
 	config, _ := os.ReadFile(filepath.Join(from, "config.json"))
 	os.WriteFile(filepath.Join(dir, "config.json"), config, 0o644)
-	head, data, names := map[string]any{}, []byte{}, []string{}
-	for name := range all {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	for _, name := range names {
+	head, data := map[string]any{}, []byte{}
+	for _, name := range sortedKeys(all) {
 		x := all[name]
 		head[name] = map[string]any{"dtype": x.dtype, "shape": append([]int{}, x.shape...), "data_offsets": []int{len(data), len(data) + len(x.data)}}
 		data = append(data, x.data...)
@@ -55,6 +52,8 @@ func copyModel(t testing.TB, from string, edit func(map[string]tensor)) string {
 	}
 	return dir
 }
+
+func sortedKeys(m map[string]tensor) []string { return slices.Sorted(maps.Keys(m)) }
 
 const fixtureDir = "testdata/glm5-next-shared"
 
