@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -29,8 +30,8 @@ const (
 type Options struct {
 	Device    *kernels.Device
 	Model     *model.Model
-	Tokenizer *tokenizer.Tokenizer
-	Name      string // of the model, for people
+	Tokenizer *tokenizer.Tokenizer // nil: no stop strings
+	Name      string               // of the model, for people
 
 	PageBytes, SnapshotBytes, HostBytes int64 // HostBytes < 0: no host tier
 	PrefillRows, MaxSeqs, QueueLen      int
@@ -108,7 +109,11 @@ func New(opts Options) (*Engine, error) {
 	e.stats.PagesTotal, e.stats.SlotsTotal = nPages, nSlots
 	e.stats.PageBytes, e.stats.SlotBytes = pageStride, slotStride
 	e.stats.HostBytesMax = max(0, opts.HostBytes)
-	e.stats.Model = ModelInfo{Name: opts.Name, Digest: opts.Model.Digest, TokenizerDigest: opts.Tokenizer.Digest(),
+	digest := ""
+	if opts.Tokenizer != nil {
+		digest = opts.Tokenizer.Digest()
+	}
+	e.stats.Model = ModelInfo{Name: opts.Name, Digest: opts.Model.Digest, TokenizerDigest: digest,
 		ParityClass: opts.Model.Class.String(), Arithmetic: opts.Device.Arithmetic(),
 		Context: opts.Model.ContextLimit(), Vocab: opts.Model.Vocab()}
 	go e.loop()
@@ -170,6 +175,9 @@ func (e *Engine) Start(ctx context.Context, s *Seq, t TurnRequest) (*Run, error)
 	}
 	if err := e.vocab(t.Line); err != nil {
 		return nil, err
+	}
+	if len(t.Stop) > 0 && e.opts.Tokenizer == nil {
+		return nil, errors.New("stop strings need a tokenizer")
 	}
 	r := &Run{e: e, seq: s, req: t, wake: make(chan struct{}, 1), sampler: newSampler(t), stop: newStopMatcher(t.Stop), started: time.Now()}
 	r.req.Line = nil // the Seq holds the line

@@ -18,7 +18,9 @@ type ForkOptions struct {
 }
 
 // DefaultFork is 1k, 8k and 30k tokens.
-func DefaultFork() ForkOptions { return ForkOptions{Sizes: []int{1000, 8000, 30000}, Reps: 30, Colds: 2} }
+func DefaultFork() ForkOptions {
+	return ForkOptions{Sizes: []int{1000, 8000, 30000}, Reps: 30, Colds: 2}
+}
 
 // ForkRow is one size and kind of fork. Kinds: "tip" (the end of the line), "turn_end" (the end of an earlier turn),
 // "random" (anywhere).
