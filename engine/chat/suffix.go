@@ -65,25 +65,32 @@ func (c *Template) findEnding() ending {
 		return e
 	}
 	e.trail = after
-	if at, id := c.firstAdded(after); id >= 0 {
-		e.id, e.token = id, c.tok.Token(id)
-		e.closing, e.trail = after[:at+len(e.token)], after[at+len(e.token):]
+	at, token := -1, c.vars["eos_token"]
+	if id, ok := c.tok.ID(token); ok && c.tok.IsAdded(id) {
+		at = strings.LastIndex(after, token)
+	}
+	if at < 0 {
+		at, token = c.lastSpecial(after)
+	}
+	if at >= 0 {
+		e.id, _ = c.tok.ID(token)
+		e.token, e.closing, e.trail = token, after[:at+len(token)], after[at+len(token):]
 	}
 	return e
 }
 
-// firstAdded returns the offset and id of the first special token in text; -1 if there is none.
-func (c *Template) firstAdded(text string) (at int, id int32) {
-	at, id = len(text), -1
+// lastSpecial returns the last special token in text and its offset; -1 if there is none.
+func (c *Template) lastSpecial(text string) (at int, token string) {
+	at = -1
 	for _, a := range c.tok.AddedTokens() {
 		if !a.Special {
 			continue
 		}
-		if i := strings.Index(text, a.Content); i >= 0 && (i < at || i == at && len(a.Content) > len(c.tok.Token(id))) {
-			at, id = i, a.ID
+		if i := strings.LastIndex(text, a.Content); i > at || i == at && len(a.Content) > len(token) {
+			at, token = i, a.Content
 		}
 	}
-	return at, id
+	return at, token
 }
 
 // behindStub returns what follows the stub answer's content.
@@ -126,8 +133,8 @@ func (c *Template) writes(msg Message, before func(*marks) []Message) (written, 
 		return true, true
 	}
 	head, _, ok := strings.Cut(text, m.stub(stubProbe))
-	_, id := c.firstAdded(head)
-	return ok, id >= 0
+	at, _ := c.lastSpecial(head)
+	return ok, at >= 0
 }
 
 // takesParts reports whether the template makes of a list of one text part what it makes of the text.
@@ -238,6 +245,9 @@ func (c *Template) AppendTo(line []int32, newMsgs []Message, opts Options) ([]in
 	switch {
 	case c.end.id < 0:
 		// The model ends its message with the token that begins the next one, or with nothing.
+		if c.endsWithTrail(line) {
+			text = strings.TrimPrefix(text, c.end.trail)
+		}
 		ids := c.tok.EncodeMarked(text, s.marks.restore)
 		if len(ids) > 0 && ids[0] == last && c.tok.IsSpecial(last) {
 			ids = ids[1:]
@@ -256,11 +266,14 @@ func (c *Template) AppendTo(line []int32, newMsgs []Message, opts Options) ([]in
 	return c.tok.EncodeMarked(text, s.marks.restore), nil
 }
 
-// endsWithTrail reports whether the line ends with the end token and what the template writes behind it.
+// endsWithTrail reports whether the line ends with the end token, if there is one, and what the template writes behind it.
 func (c *Template) endsWithTrail(line []int32) bool {
 	trail := c.tok.EncodeSpecial(c.end.trail)
-	at := len(line) - len(trail) - 1
-	return len(trail) > 0 && at >= 0 && line[at] == c.end.id && slices.Equal(line[at+1:], trail)
+	at := len(line) - len(trail)
+	if len(trail) == 0 || at < 0 || !slices.Equal(line[at:], trail) {
+		return false
+	}
+	return c.end.id < 0 || at > 0 && line[at-1] == c.end.id
 }
 
 // Sound reports whether new messages can be appended to the rendered history: that rendering everything gives the text of
