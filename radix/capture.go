@@ -31,8 +31,12 @@ func CapturePoints(start, prompt, branch int, marks []int, bytesPerSnapshot, byt
 		add(m)
 	}
 	spacing := max(PageTokens, floorPage(int(bytesPerSnapshot/max(bytesPerToken, 1))))
-	for back := spacing; end-back >= start+spacing; back *= 2 {
-		add((end - back) / spacing * spacing)
+	for back := spacing; ; back *= 2 {
+		p := (end - back) / spacing * spacing
+		if p < start+spacing { // a replay from start costs no more than the snapshot
+			break
+		}
+		add(p)
 	}
 	slices.Sort(out)
 	return slices.Compact(out)

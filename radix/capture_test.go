@@ -24,6 +24,7 @@ func TestCapturePoints(t *testing.T) {
 		{"branch", 0, 1000, 512, nil, 8700 * perToken, []int{512, 896}},
 		{"marks where they are", 300, 1000, 0, []int{250, 333, 999, 1000, 2000}, 8700 * perToken, []int{333, 896, 999}},
 		{"spacing of a large state", 0, 100_000, 0, nil, 8700 * perToken, []int{25_728, 60_032, 77_184, 85_760, 99_968}},
+		{"no spacing close to the start", 2000, 3000, 0, nil, 440 * perToken, []int{2944}},
 		{"spacing of a small state", 0, 3000, 0, nil, 440 * perToken, []int{1152, 1920, 2304, 2944}},
 	}
 	for _, tt := range tests {

@@ -35,10 +35,10 @@
 // Room is made in two steps, so that the bytes can be copied in between, off
 // the loop if need be:
 //
-//	for _, ev := range f.EvictPages(n) { // or EvictSlots, EvictHost, EvictPath
-//		f.Demoted(ev, handle)        // copied to the host; or
-//		f.Dropped(ev)                // not worth a copy, or no room; or
-//		f.Keep(ev)                   // the copy failed
+//	for _, ev := range f.EvictPages(n, now) { // or EvictSlots, EvictHost, EvictPath
+//		f.Demoted(ev, handle)             // copied to the host; or
+//		f.Dropped(ev)                     // not worth a copy, or no room; or
+//		f.Keep(ev)                        // the copy failed
 //	}
 //	for _, h := range f.TakeFreed(nil) { ... } // host handles that nobody names any more
 //

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -173,11 +172,16 @@ func (x *machine) match(t *rapid.T, key string, line []int32) {
 			want.Device = end
 		}
 	}
+	snapshots := 0
 	for at := 1; at <= limit && at < want.Tokens+PageTokens; at++ {
 		if s := x.ms[name(key, line[:at])]; s != nil {
+			snapshots++
 			want.Found = true
 			want.Snapshot = Snapshot{At: at, Slot: s.slot, Tail: s.tail, Host: s.host, MTPValidFrom: s.mtp, TailTokens: line[at/PageTokens*PageTokens : at]}
 		}
+	}
+	if got := x.f.Snapshots(key, line); got != snapshots {
+		t.Fatalf("Snapshots on %d tokens: got %d, want %d", len(line), got, snapshots)
 	}
 	if want.Tokens > want.Snapshot.At {
 		want.Branch = want.Tokens
@@ -395,368 +399,6 @@ func (x *machine) close(t *rapid.T) {
 	}
 }
 
-func (p *modelPage) stays(t Tier) bool {
-	return (t == Device && p.dev >= 0 || t == Host && p.host != 0) && (p.flying == nil || p.flying.ev.From != t)
-}
-
-func (s *modelSnap) stays(t Tier) bool {
-	return (t == Device && s.slot >= 0 || t == Host && s.host != 0) && (s.flying == nil || s.flying.ev.From != t)
-}
-
-// picked checks an eviction against the entry it names, and takes it in flight.
-func (x *machine) picked(t *rapid.T, ev Eviction) string {
-	fl := &modelFlight{ev: ev}
-	if ev.Snapshot {
-		for n, s := range x.ms {
-			if s.at != ev.At || s.slot != ev.Slot || s.host != ev.Host || s.tail != ev.Page || s.flying != nil {
-				continue
-			}
-			if x.snapLocked(n) && (ev.From == Device || s.slot < 0) {
-				t.Fatalf("picked a locked snapshot at %d", ev.At)
-			}
-			s.flying, fl.name = fl, n
-		}
-	} else {
-		for n, p := range x.mp {
-			if nameLen(n) != ev.At || p.dev != ev.Page || p.host != ev.Host || p.flying != nil {
-				continue
-			}
-			if x.pageLocked(n) {
-				t.Fatalf("picked a locked page ending at %d", ev.At)
-			}
-			p.flying, fl.name = fl, n
-		}
-	}
-	if fl.name == "" {
-		t.Fatalf("picked an unknown entry %+v", ev)
-	}
-	x.flights = append(x.flights, fl)
-	return fl.name
-}
-
-// leaves lists the pages that may be picked from a tier now.
-func (x *machine) leaves(tier Tier) []string {
-	var out []string
-next:
-	for n, p := range x.mp {
-		if p.flying != nil || !p.stays(tier) || x.pageLocked(n) || tier == Device && x.pages.Refs(p.dev) > 1 {
-			continue
-		}
-		for o, q := range x.mp {
-			if o != n && strings.HasPrefix(o, n) && (q.stays(tier) || tier == Host && p.dev < 0) {
-				continue next
-			}
-		}
-		if tier == Host && p.dev < 0 {
-			for o, s := range x.ms {
-				if strings.HasPrefix(o, n) && nameLen(o) < nameLen(n)+PageTokens && s.flying == nil {
-					continue next
-				}
-			}
-		}
-		out = append(out, n)
-	}
-	return out
-}
-
-func (x *machine) evictPages(t *rapid.T) {
-	n := rapid.IntRange(1, 8).Draw(t, "n")
-	first := x.leaves(Device)
-	evs := x.f.EvictPages(n, x.tick())
-	for i, ev := range evs {
-		if ev.From != Device || ev.Page < 0 || x.pages.Refs(ev.Page) != 1 {
-			t.Fatalf("EvictPages picked %+v", ev)
-		}
-		var could []string
-		if i == 0 {
-			could = first
-		} else {
-			could = x.leaves(Device)
-		}
-		if ev.Snapshot {
-			if len(could) > 0 {
-				t.Fatalf("EvictPages picked a tail before %d leaf pages", len(could))
-			}
-			x.picked(t, ev)
-			continue
-		}
-		got := x.picked(t, ev)
-		if !slices.Contains(could, got) {
-			t.Fatalf("EvictPages picked a page ending at %d that is no leaf", ev.At)
-		}
-		for _, o := range could {
-			if x.mp[o].last < x.mp[got].last {
-				t.Fatalf("EvictPages picked a page used at %d before one used at %d", x.mp[got].last, x.mp[o].last)
-			}
-		}
-	}
-	if len(evs) < n && len(x.leaves(Device)) > 0 {
-		t.Fatalf("EvictPages picked %d of %d and left some", len(evs), n)
-	}
-}
-
-// inner says whether a device snapshot is followed by another with no branch
-// between them.
-func (x *machine) inner(n string) bool {
-	next := ""
-	for o, s := range x.ms {
-		if o != n && strings.HasPrefix(o, n) && s.stays(Device) && (next == "" || len(o) < len(next)) {
-			next = o
-		}
-	}
-	if next == "" {
-		return false
-	}
-	apart := func(o string) bool {
-		return strings.HasPrefix(o, n) && !strings.HasPrefix(o, next) && !strings.HasPrefix(next, o)
-	}
-	for o := range x.mp {
-		if apart(o) {
-			return false
-		}
-	}
-	for o, s := range x.ms {
-		if s.stays(Device) && apart(o) {
-			return false
-		}
-	}
-	return true
-}
-
-func (x *machine) slotVictims() (out []string) {
-	for n, s := range x.ms {
-		if s.slot >= 0 && s.flying == nil && !x.snapLocked(n) && x.slots.Refs(s.slot) == 1 {
-			out = append(out, n)
-		}
-	}
-	return out
-}
-
-func (x *machine) class(n string) int {
-	if x.inner(n) {
-		return 0
-	}
-	if x.pageLocked(n[:2+nameLen(n)/PageTokens*PageTokens]) {
-		return 2
-	}
-	return 1
-}
-
-func (x *machine) evictSlots(t *rapid.T) {
-	n := rapid.IntRange(1, 3).Draw(t, "n")
-	could := x.slotVictims()
-	classes := map[string]int{}
-	for _, o := range could {
-		classes[o] = x.class(o)
-	}
-	evs := x.f.EvictSlots(n, x.tick())
-	if want := min(n, len(could)); len(evs) != want {
-		t.Fatalf("EvictSlots(%d) picked %d of %d", n, len(evs), len(could))
-	}
-	for i, ev := range evs {
-		if !ev.Snapshot || ev.From != Device || ev.Slot < 0 {
-			t.Fatalf("EvictSlots picked %+v", ev)
-		}
-		got := x.picked(t, ev)
-		for _, o := range could {
-			if i > 0 {
-				break
-			}
-			if classes[o] < classes[got] {
-				t.Fatalf("EvictSlots picked class %d at %d before class %d at %d\n%s", classes[got], ev.At, classes[o], x.ms[o].at, x.f.Dump())
-			}
-			if classes[o] == classes[got] && classes[o] > 0 && x.ms[o].last < x.ms[got].last {
-				t.Fatalf("EvictSlots picked one used at %d before one used at %d", x.ms[got].last, x.ms[o].last)
-			}
-		}
-	}
-}
-
-func (x *machine) evictHost(t *rapid.T) {
-	want := int64(rapid.IntRange(1, 300).Draw(t, "bytes"))
-	got := int64(0)
-	for _, ev := range x.f.EvictHost(want, x.tick()) {
-		if got >= want {
-			t.Fatalf("EvictHost(%d) went on after %d bytes", want, got)
-		}
-		if ev.From != Host || ev.Host == 0 {
-			t.Fatalf("EvictHost picked %+v", ev)
-		}
-		could := x.leaves(Host)
-		if n := x.picked(t, ev); !ev.Snapshot && !slices.Contains(could, n) {
-			t.Fatalf("EvictHost picked a page ending at %d that is no leaf", ev.At)
-		}
-		got += ev.Bytes
-	}
-	if got >= want {
-		return
-	}
-	if left := x.leaves(Host); len(left) > 0 {
-		t.Fatalf("EvictHost(%d) found %d and left %d pages", want, got, len(left))
-	}
-	for n, s := range x.ms {
-		if s.host != 0 && s.flying == nil && (!x.snapLocked(n) || s.slot >= 0) {
-			t.Fatalf("EvictHost(%d) found %d and left a snapshot", want, got)
-		}
-	}
-}
-
-func (x *machine) settle(t *rapid.T) {
-	if len(x.flights) == 0 {
-		t.Skip("nothing in flight")
-	}
-	i := rapid.IntRange(0, len(x.flights)-1).Draw(t, "flight")
-	fl := x.flights[i]
-	x.flights = slices.Delete(x.flights, i, i+1)
-	how := rapid.IntRange(0, 4).Draw(t, "how")
-	switch {
-	case how == 0:
-		x.f.Keep(fl.ev)
-		x.kept(fl)
-	case how <= 2 && fl.ev.From == Device:
-		h := fl.ev.Host
-		if h == 0 {
-			h = x.newHandle()
-		}
-		x.demoted(t, fl, h, x.f.Demoted(fl.ev, h))
-	default:
-		x.dropped(t, fl, x.f.Dropped(fl.ev))
-	}
-}
-
-func (x *machine) kept(fl *modelFlight) {
-	switch {
-	case fl.orphan:
-		x.free(fl.host)
-	case fl.ev.Snapshot:
-		x.ms[fl.name].flying = nil
-	default:
-		x.mp[fl.name].flying = nil
-	}
-}
-
-func (x *machine) free(h int64) {
-	if h != 0 {
-		x.freed[h]++
-	}
-}
-
-func (x *machine) demoted(t *rapid.T, fl *modelFlight, h int64, released bool) {
-	if fl.orphan {
-		x.free(fl.host)
-		if h != fl.host {
-			x.free(h)
-		}
-		return
-	}
-	var host *int64
-	var locked bool
-	if fl.ev.Snapshot {
-		s := x.ms[fl.name]
-		s.flying, host, locked = nil, &s.host, x.snapLocked(fl.name)
-		if !locked {
-			s.slot, s.tail = None, None
-		}
-	} else {
-		p := x.mp[fl.name]
-		p.flying, host, locked = nil, &p.host, x.pageLocked(fl.name)
-		if !locked {
-			p.dev = None
-		}
-	}
-	if *host == 0 {
-		*host = h
-	} else if *host != h {
-		x.free(h)
-	}
-	if released == locked {
-		t.Fatalf("Demoted: released %v, locked %v", released, locked)
-	}
-}
-
-func (x *machine) dropped(t *rapid.T, fl *modelFlight, released bool) {
-	if fl.orphan {
-		x.free(fl.host)
-		return
-	}
-	want := true
-	if fl.ev.Snapshot {
-		s := x.ms[fl.name]
-		s.flying = nil
-		switch {
-		case fl.ev.From == Host && s.slot >= 0:
-			x.free(s.host)
-			s.host = 0
-		case x.snapLocked(fl.name):
-			want = false
-		case fl.ev.From == Device && s.host != 0:
-			s.slot, s.tail = None, None
-		default:
-			x.loseSnap(fl.name)
-		}
-	} else {
-		want = x.dropPage(fl)
-	}
-	if released != want {
-		t.Fatalf("Dropped: released %v, want %v", released, want)
-	}
-}
-
-func (x *machine) dropPage(fl *modelFlight) bool {
-	p := x.mp[fl.name]
-	p.flying = nil
-	hangs, device := false, false
-	for o, q := range x.mp {
-		if o != fl.name && strings.HasPrefix(o, fl.name) {
-			hangs = true
-			device = device || q.stays(Device)
-		}
-	}
-	for o := range x.ms {
-		hangs = hangs || strings.HasPrefix(o, fl.name)
-	}
-	switch {
-	case fl.ev.From == Host && p.dev >= 0:
-		x.free(p.host)
-		p.host = 0
-		return true
-	case x.pageLocked(fl.name):
-		return false
-	case fl.ev.From == Device && p.host != 0:
-		p.dev = None
-		return true
-	case fl.ev.From == Host && hangs, fl.ev.From == Device && device:
-		return false
-	}
-	for _, o := range slices.Collect(maps.Keys(x.ms)) {
-		if strings.HasPrefix(o, fl.name) {
-			x.loseSnap(o)
-		}
-	}
-	for o, q := range x.mp {
-		if !strings.HasPrefix(o, fl.name) {
-			continue
-		}
-		if q.flying != nil {
-			*q.flying = modelFlight{ev: q.flying.ev, orphan: true, page: q.dev, slot: None, host: q.host}
-		} else {
-			x.free(q.host)
-		}
-		delete(x.mp, o)
-	}
-	return true
-}
-
-func (x *machine) loseSnap(n string) {
-	s := x.ms[n]
-	if s.flying != nil {
-		*s.flying = modelFlight{ev: s.flying.ev, orphan: true, page: s.tail, slot: s.slot, host: s.host}
-	} else {
-		x.free(s.host)
-	}
-	delete(x.ms, n)
-}
-
 // ---- what must hold after every step
 
 func (x *machine) check(t *rapid.T) {
@@ -883,8 +525,11 @@ func runModel(t *rapid.T) {
 }
 
 func TestModel(t *testing.T) {
-	if f := flag.Lookup("rapid.steps"); f != nil && f.Value.String() == f.DefValue {
-		flag.Set("rapid.steps", "150")
+	for name, value := range map[string]string{"rapid.steps": "150", "rapid.checks": "1000"} {
+		if f := flag.Lookup(name); f.Value.String() == f.DefValue {
+			flag.Set(name, value)
+			defer flag.Set(name, f.DefValue)
+		}
 	}
 	rapid.Check(t, runModel)
 }
