@@ -212,4 +212,3 @@ func (x *machine) evictHost(t *rapid.T) {
 		}
 	}
 }
-

@@ -163,4 +163,3 @@ func (x *machine) loseSnap(n string) {
 	}
 	delete(x.ms, n)
 }
-
