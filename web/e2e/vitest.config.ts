@@ -1,0 +1,9 @@
+import { defineConfig } from "vitest/config";
+
+export default defineConfig({
+  test: {
+    fileParallelism: false, // one server and one browser at a time: two cores
+    testTimeout: 60_000,
+    hookTimeout: 120_000,
+  },
+});
