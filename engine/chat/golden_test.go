@@ -233,7 +233,7 @@ func TestSuffixOfRealTemplates(t *testing.T) {
 	}
 	// Qwen3 and its successors write an empty thought into the last answer only, and drop older thoughts. GLM-5.2 and Nemotron
 	// drop older thoughts. Gemma writes a tool's result into the message that calls it. gpt-oss ends the last message with
-	// another token, and names the tool that a result is from.
+	// another token than the others.
 	want := []string{
 		"GLM-5.2/thinking", "NVIDIA-Nemotron-3-Super/thinking", "Qwen3-8B-Q8_0/parallel", "Qwen3-8B-Q8_0/system", "Qwen3-8B-Q8_0/thinking",
 		"Qwen3-8B-Q8_0/tools", "Qwen3.5-35B-A3B-Q8_0/parallel", "Qwen3.5-35B-A3B-Q8_0/system", "Qwen3.5-35B-A3B-Q8_0/thinking",
