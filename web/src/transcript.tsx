@@ -1,5 +1,6 @@
 // The line of the selected session as text, one element a token (or a delta, until its tokens are known).
 
+import { Fragment } from "preact";
 import { memo } from "./memo";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Follower } from "./follower";
@@ -8,7 +9,7 @@ import type { Span } from "./line";
 import { grouped } from "./painter";
 import { forest, select, treeVersion } from "./store";
 
-const blockTokens = 96; // spans that are drawn anew together
+const blockTokens = 48; // spans of a block, at least
 const stickPixels = 60; // so near the end, the view follows new text
 
 interface Props {
@@ -17,18 +18,19 @@ interface Props {
   onPick: (at: number | null) => void;
 }
 
-/** Blocks of equal spans, so that a new token redraws one block and not the whole line. */
-function blocksOf(spans: Span[], cuts: number[]): Span[][] {
+/**
+ * Blocks that end with a line, so that new text redraws and lays out the last block and not the whole line.
+ * Text without line breaks is one long block: correct, only slower.
+ */
+export function blocksOf(spans: Span[]): Span[][] {
   const blocks: Span[][] = [];
   let block: Span[] = [];
-  let nextCut = 0;
   for (const span of spans) {
-    while (nextCut < cuts.length && cuts[nextCut]! < span.from) nextCut++;
-    if (block.length >= blockTokens || (block.length > 0 && cuts[nextCut] === span.from)) {
+    block.push(span);
+    if (block.length >= blockTokens && span.text.endsWith("\n")) {
       blocks.push(block);
       block = [];
     }
-    block.push(span);
   }
   if (block.length > 0) blocks.push(block);
   return blocks;
@@ -49,7 +51,7 @@ function childrenAt(id: string): Map<number, Node[]> {
 export function Transcript({ follower, picked, onPick }: Props) {
   const version = follower.version.value;
   const tree = treeVersion.value;
-  const [marks, setMarks] = useState(false); // draw the boundaries of tokens
+  const [boundaries, setBoundaries] = useState(false); // draw the boundaries of tokens
   const [hovered, setHovered] = useState<Span | null>(null);
   const [busy, setBusy] = useState(false);
   const box = useRef<HTMLDivElement>(null);
@@ -58,12 +60,23 @@ export function Transcript({ follower, picked, onPick }: Props) {
   const forkedAt = session?.forked_at ?? null;
 
   const children = useMemo(() => childrenAt(follower.id), [follower, tree]);
-  const blocks = useMemo(() => {
-    const cuts = [...children.keys()];
-    if (forkedAt !== null) cuts.push(forkedAt);
-    if (picked !== null) cuts.push(picked);
-    return blocksOf(follower.line.spans, cuts.sort((a, b) => a - b));
-  }, [version, follower, children, forkedAt, picked]);
+  const blocks = useMemo(() => blocksOf(follower.line.spans), [version, follower]);
+  const marksAt = (at: number): Marks | null => {
+    const marks: Marks = {
+      parent: at === forkedAt ? (session?.parent_id ?? "") : null,
+      children: children.get(at)?.map((n) => n.id) ?? [],
+      picked: at === picked,
+    };
+    return marks.parent !== null || marks.children.length > 0 || marks.picked ? marks : null;
+  };
+  const marksIn = (block: Span[]) => {
+    const found = new Map<number, Marks>();
+    for (const s of block) {
+      const m = marksAt(s.from);
+      if (m) found.set(s.from, m);
+    }
+    return found;
+  };
 
   useEffect(() => {
     const el = box.current;
@@ -88,7 +101,7 @@ export function Transcript({ follower, picked, onPick }: Props) {
   return (
     <div class="transcript-wrap">
       <div
-        class={`transcript${marks ? " marks" : ""}`}
+        class={`transcript${boundaries ? " marks" : ""}`}
         ref={box}
         role="region"
         aria-label="Text of the session"
@@ -112,20 +125,10 @@ export function Transcript({ follower, picked, onPick }: Props) {
         )}
         {!follower.ready.value && <p class="hint">Reading the line…</p>}
         {follower.ready.value && end === 0 && <p class="hint">Nothing on this line yet. Send a prompt below.</p>}
-        {blocks.map((block) => {
-          const from = block[0]!.from;
-          return (
-            <>
-              {from === forkedAt && <Divider key={`d${from}`} parent={session?.parent_id ?? ""} at={from} />}
-              <Children key={`c${from}`} nodes={children.get(from)} at={from} />
-              {from === picked && <span key="caret" class="caret" aria-hidden="true" />}
-              <Block key={from} spans={block} />
-            </>
-          );
-        })}
-        {end === forkedAt && end > 0 && <Divider parent={session?.parent_id ?? ""} at={end} />}
-        <Children nodes={children.get(end)} at={end} />
-        {picked === end && end > 0 && <span class="caret" aria-hidden="true" />}
+        {blocks.map((block) => (
+          <Block key={block[0]!.from} spans={block} marks={marksIn(block)} version={tree} />
+        ))}
+        {end > 0 && <MarksHere marks={marksAt(end)} at={end} />}
         {follower.line.phase === "running" && <span class="cursor" aria-hidden="true" />}
       </div>
       <div class="token-line">
@@ -143,7 +146,7 @@ export function Transcript({ follower, picked, onPick }: Props) {
         )}
         </span>
         <label class="check">
-          <input type="checkbox" checked={marks} onChange={(e) => setMarks(e.currentTarget.checked)} />
+          <input type="checkbox" checked={boundaries} onChange={(e) => setBoundaries(e.currentTarget.checked)} />
           Token boundaries
         </label>
       </div>
@@ -151,20 +154,50 @@ export function Transcript({ follower, picked, onPick }: Props) {
   );
 }
 
-const Block = memo(
-  function Block({ spans }: { spans: Span[] }) {
-    return (
-      <span>
-        {spans.map((s) => (
-          <span key={s.from} class={s.kind === "generated" ? "t g" : "t"} data-from={s.from}>
+/** What is drawn between two tokens. */
+interface Marks {
+  parent: string | null; // the line was its parent's up to here
+  children: string[]; // forked from here
+  picked: boolean; // a fork would start here
+}
+
+function MarksHere({ marks, at }: { marks: Marks | null; at: number }) {
+  if (!marks) return null;
+  return (
+    <>
+      {marks.parent !== null && <Divider parent={marks.parent} at={at} />}
+      <Children ids={marks.children} at={at} />
+      {marks.picked && <span class="caret" aria-hidden="true" />}
+    </>
+  );
+}
+
+interface BlockProps {
+  spans: Span[];
+  marks: Map<number, Marks>;
+  version: number; // of the tree: names of parents and children may change
+}
+
+const sameBlock = (a: BlockProps, b: BlockProps) =>
+  a.spans.length === b.spans.length &&
+  a.spans.every((s, i) => s === b.spans[i]) &&
+  a.marks.size === b.marks.size &&
+  (a.marks.size === 0 || (a.version === b.version && JSON.stringify([...a.marks]) === JSON.stringify([...b.marks])));
+
+const Block = memo(function Block({ spans, marks }: BlockProps) {
+  return (
+    <div class="block">
+      {spans.map((s) => (
+        <Fragment key={s.from}>
+          {marks.has(s.from) && <MarksHere marks={marks.get(s.from)!} at={s.from} />}
+          <span class={s.kind === "generated" ? "t g" : "t"} data-from={s.from}>
             {s.text}
           </span>
-        ))}
-      </span>
-    );
-  },
-  (a, b) => a.spans.length === b.spans.length && a.spans.every((s, i) => s === b.spans[i]),
-);
+        </Fragment>
+      ))}
+    </div>
+  );
+}, sameBlock);
 
 function ForkIcon() {
   return (
@@ -191,13 +224,14 @@ function Divider({ parent, at }: { parent: string; at: number }) {
   );
 }
 
-function Children({ nodes, at }: { nodes: Node[] | undefined; at: number }) {
-  const first = nodes?.find((n) => n.session);
+function Children({ ids, at }: { ids: string[]; at: number }) {
+  const first = ids.find((id) => forest.get(id));
   if (!first) return null;
-  const names = nodes!.map((n) => label(n.id, n.session)).join(", ");
+  const names = ids.map((id) => label(id, forest.get(id))).join(", ");
   return (
-    <button type="button" class="branch" title={`Forked at token ${grouped(at)}: ${names}`} onClick={() => select(first.id)}>
-      <span class="visually-hidden">Forks at token {at}: </span><ForkIcon /> {nodes!.length}
+    <button type="button" class="branch" title={`Forked at token ${grouped(at)}: ${names}`} onClick={() => select(first)}>
+      <span class="visually-hidden">Forks at token {at}: </span>
+      <ForkIcon /> {ids.length}
     </button>
   );
 }
