@@ -3,6 +3,7 @@ package model
 import (
 	"math"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 
@@ -199,19 +200,7 @@ func sameBits(t rapid.TB, what string, got, want [][]float32) {
 }
 
 // worst is the largest difference over the largest wanted value.
-func worst(got, want [][]float32) float64 {
-	diff, top := 0.0, 0.0
-	for i := range want {
-		for j, w := range want[i] {
-			d := math.Abs(float64(got[i][j]) - float64(w))
-			if math.IsNaN(d) {
-				return math.Inf(1)
-			}
-			diff, top = max(diff, d), max(top, math.Abs(float64(w)))
-		}
-	}
-	return diff / top
-}
+func worst(got, want [][]float32) float64 { return slices.Max(rowErrors(got, want)) }
 
 // outputs are the tensors of a reference file.
 type outputs struct {

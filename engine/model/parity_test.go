@@ -2,6 +2,7 @@ package model
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
@@ -105,79 +106,104 @@ func TestFixtures(t *testing.T) {
 	}
 }
 
-// Tolerances against the float64 outputs of the nano weights, on logits and hidden rows relative to the largest of the
-// same kind. Class F32 is held to the design's bound. Class BF16 pays for rounding operands and caches: measured
-// TODO (code, chat) and TODO (long), a quarter of slack on top.
+// Tolerances against the float64 outputs of the nano weights, relative to the largest value of the same kind. Class F32
+// is held to the design's bound (measured: 6e-7). Class BF16 pays for rounding operands and caches: nine rows of ten
+// are within 4e-3 for logits, 6e-3 for hidden rows and 8e-3 for drafts. The few rows beyond are those whose choice of
+// experts is nearly tied: the "chat" row that differs by 2.4e-2, the worst of the trunk's logits, decides by a score
+// difference of 9e-5 in the float64 pass, and the draft row that differs by 1.4e-1, the worst of all, by 5e-5. No
+// tolerance can be tight there.
 const (
-	nanoToleranceF32      = 1e-5
-	nanoToleranceBF16     = 4e-2
-	nanoToleranceBF16Long = 6e-2
+	nanoToleranceF32    = 1e-5
+	nanoBF16NineOfTen   = 1e-2
+	nanoBF16Worst       = 4e-2 // logits
+	nanoBF16WorstHidden = 6e-2 // measured: 4.3e-2, the row of the worst logits
+	nanoBF16WorstDraft  = 2e-1
 )
 
-func TestNano(t *testing.T) {
-	for _, tc := range []struct {
-		class       kernels.Class
-		short, long float64
-	}{{kernels.ClassF32, nanoToleranceF32, nanoToleranceF32}, {kernels.ClassBF16, nanoToleranceBF16, nanoToleranceBF16Long}} {
-		t.Run(tc.class.String(), func(t *testing.T) {
-			m, want := load(t, nanoDir, tc.class), readOutputs(t, nanoDir)
-			h := newHarness(t, m, 256, 1, 64, 8)
-			check := func(what string, got, want [][]float32, tolerance float64) {
-				t.Helper()
-				e := worst(got, want)
-				t.Logf("%s: %.2e", what, e)
-				if e > tolerance {
-					t.Errorf("%s: differs by %.2e of the largest, at most %.0e is allowed", what, e, tolerance)
-				}
+// nanoCheck compares rows with the reference's under the class's tolerance.
+func nanoCheck(t *testing.T, class kernels.Class, what string, got, want [][]float32, worstBF16 float64) {
+	t.Helper()
+	errs := rowErrors(got, want)
+	slices.Sort(errs)
+	nine, worst := errs[len(errs)*9/10], errs[len(errs)-1]
+	t.Logf("%s %s: nine of ten rows within %.1e, worst %.1e", class, what, nine, worst)
+	if class == kernels.ClassF32 && worst > nanoToleranceF32 {
+		t.Errorf("%s %s: differs by %.2e of the largest, at most %.0e is allowed", class, what, worst, nanoToleranceF32)
+	}
+	if class == kernels.ClassBF16 && (worst > worstBF16 || nine > nanoBF16NineOfTen) {
+		t.Errorf("%s %s: rows differ by %.2e (nine of ten) and %.2e (worst) of the largest, at most %.0e and %.0e is allowed", class, what, nine, worst, nanoBF16NineOfTen, worstBF16)
+	}
+}
+
+// rowErrors is each row's largest difference over the largest value of all.
+func rowErrors(got, want [][]float32) (errs []float64) {
+	top := 0.0
+	for i := range want {
+		diff := 0.0
+		for j, w := range want[i] {
+			d := math.Abs(float64(got[i][j]) - float64(w))
+			if math.IsNaN(d) {
+				d = math.Inf(1)
 			}
+			diff, top = max(diff, d), max(top, math.Abs(float64(w)))
+		}
+		errs = append(errs, diff)
+	}
+	for i := range errs {
+		errs[i] /= top
+	}
+	return errs
+}
+
+var classes = []kernels.Class{kernels.ClassF32, kernels.ClassBF16}
+
+func TestNano(t *testing.T) {
+	for _, class := range classes {
+		t.Run(class.String(), func(t *testing.T) {
+			m, want := load(t, nanoDir, class), readOutputs(t, nanoDir)
+			h := newHarness(t, m, 256, 1, 64, 8)
 			for _, prompt := range []string{"code", "chat"} {
 				ids := want.ints(prompt + ".input_ids")
 				s := h.seq()
 				rows := h.prefill(s, ids, len(ids))
-				check(prompt, rows, want.rows(prompt+".logits"), tc.short)
-				got, ref := h.greedy(s, rows[len(rows)-1], 32), want.ints(prompt+".greedy")
-				if tc.class == kernels.ClassF32 && !slices.Equal(got, ref) {
+				nanoCheck(t, class, prompt, rows, want.rows(prompt+".logits"), nanoBF16Worst)
+				// Greedy tokens are exact in both classes here, though class BF16 promises them only away from ties.
+				if got, ref := h.greedy(s, rows[len(rows)-1], 32), want.ints(prompt+".greedy"); !slices.Equal(got, ref) {
 					t.Errorf("%s: greedy tokens %v, want %v", prompt, got, ref)
 				}
-				t.Logf("%s: greedy tokens agree up to %d of %d", prompt, agreement(got, ref), len(ref))
 			}
-			s := h.seq()
 			ids := want.ints("long.input_ids")
-			rows := h.prefill(s, ids, 256)
-			check("long", rows[len(rows)-32:], want.rows("long.logits_last32"), tc.long)
-			last := want.rows("long.hidden_last32")
-			check("long, kept hidden row", [][]float32{h.hidden(s)}, last[31:], tc.long)
+			const tail = 32
+			rows := h.prefill(h.seq(), ids, 256)[len(ids)-tail:]
+			nanoCheck(t, class, "long", rows, want.rows("long.logits_last32"), nanoBF16Worst)
+			s := h.seq()
+			h.prefill(s, ids[:len(ids)-tail], 200, 1, 77, 255)
+			var single, hidden [][]float32
+			for i := len(ids) - tail; i < len(ids); i++ {
+				single = append(single, h.step(span{s: s, tokens: ids[i : i+1]})...)
+				hidden = append(hidden, h.hidden(s))
+			}
+			sameBits(t, "long, decoded", single, rows)
+			nanoCheck(t, class, "long, kept hidden rows", hidden, want.rows("long.hidden_last32"), nanoBF16WorstHidden)
 		})
 	}
 }
 
-func agreement(a, b []int32) int {
-	for i := range a {
-		if a[i] != b[i] {
-			return i
-		}
-	}
-	return len(a)
-}
-
 // TestNanoDrafts: the teacher-forced draft pass at depths 1 to 3.
 func TestNanoDrafts(t *testing.T) {
-	for class, tolerance := range map[kernels.Class]float64{kernels.ClassF32: nanoToleranceF32, kernels.ClassBF16: nanoToleranceBF16} {
+	for _, class := range classes {
 		m, want := load(t, nanoDir, class), readOutputs(t, nanoDir)
 		for _, prompt := range []string{"code", "chat"} {
-			ids := want.ints(prompt + ".input_ids")
-			for depth, e := range draftErrors(t, m, want, prompt, ids) {
-				t.Logf("%s %s depth %d: %.2e", class, prompt, depth+1, e)
-				if e > tolerance {
-					t.Errorf("%s %s: draft logits at depth %d differ by %.2e of the largest, at most %.0e is allowed", class, prompt, depth+1, e, tolerance)
-				}
+			for i, rows := range drafts(t, m, want.ints(prompt+".input_ids")) {
+				what := fmt.Sprintf("%s.mtp%d.logits", prompt, i+1)
+				nanoCheck(t, class, what, rows, want.rows(what), nanoBF16WorstDraft)
 			}
 		}
 	}
 }
 
-// draftErrors runs the trunk token by token, for its hidden rows, and then the depths, each with a page of its own.
-func draftErrors(t *testing.T, m *Model, want outputs, prompt string, ids []int32) (errs []float64) {
+// drafts runs the trunk token by token, for its hidden rows, and then three depths, each with a page of its own.
+func drafts(t *testing.T, m *Model, ids []int32) (depths [][][]float32) {
 	h := newHarness(t, m, 1, 1, 2, 1)
 	s := h.seq()
 	var hidden []float32
@@ -185,7 +211,6 @@ func draftErrors(t *testing.T, m *Model, want outputs, prompt string, ids []int3
 		h.step(span{s: s, tokens: ids[i : i+1]})
 		hidden = append(hidden, h.hidden(s)...)
 	}
-	d := m.Config.Hidden
 	for depth := 1; depth <= 3; depth++ {
 		pages, err := m.dev.NewBuffer(m.Layout().PageStride)
 		if err != nil {
@@ -196,7 +221,7 @@ func draftErrors(t *testing.T, m *Model, want outputs, prompt string, ids []int3
 			t.Fatal(err)
 		}
 		rows := len(ids) - depth
-		if err := p.Write(p.Hidden, 0, hidden[:rows*d]); err != nil {
+		if err := p.Write(p.Hidden, 0, hidden[:rows*m.Config.Hidden]); err != nil {
 			t.Fatal(err)
 		}
 		b := kernels.Batch{Tokens: ids[depth:], Segs: []kernels.Seg{{Rows: int32(rows)}}, Pages: []int32{0}, Logits: make([]float32, rows*m.Vocab())}
@@ -208,15 +233,15 @@ func draftErrors(t *testing.T, m *Model, want outputs, prompt string, ids []int3
 		if err := p.Run(&b); err != nil {
 			t.Fatal(err)
 		}
-		errs = append(errs, worst(got, want.rows(fmt.Sprintf("%s.mtp%d.logits", prompt, depth))))
+		depths = append(depths, got)
 		hidden = p.Read(p.Out, 0, rows)
 		p.Free()
 		pages.Free()
 	}
-	return errs
+	return depths
 }
 
-// tokens draws n token ids.
+// randomTokens draws n token ids.
 func randomTokens(rng *rand.Rand, vocab, n int) []int32 {
 	ids := make([]int32, n)
 	for i := range ids {

@@ -121,7 +121,7 @@ func TestRandomModels(t *testing.T) {
 // TestRandomBatches: several sequences in ragged batches give the bits that each gives alone.
 func TestRandomBatches(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		m := drawModel(rt, t, rapid.SampledFrom([]kernels.Class{kernels.ClassF32, kernels.ClassBF16}).Draw(rt, "class"))
+		m := drawModel(rt, t, rapid.SampledFrom(classes).Draw(rt, "class"))
 		const seqs, maxRows = 4, 96
 		h, free := rapidHarness(rt, m, maxRows, seqs, 24, 2*seqs)
 		defer free()
@@ -174,7 +174,7 @@ func TestRandomBatches(t *testing.T) {
 // hold its entries already gives the same bits and leaves those pages alone.
 func TestRandomForks(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		m := drawModel(rt, t, rapid.SampledFrom([]kernels.Class{kernels.ClassF32, kernels.ClassBF16}).Draw(rt, "class"))
+		m := drawModel(rt, t, rapid.SampledFrom(classes).Draw(rt, "class"))
 		h, free := rapidHarness(rt, m, 64, 2, 32, 8)
 		defer free()
 		rng := drawRNG(rt)
