@@ -119,7 +119,7 @@ func Open(isa string, threads int) (*Device, error) {
 	return &Device{c: d}, nil
 }
 
-// Close stops the workers. Objects of the device stay readable until they are freed; plans no longer run.
+// Close forbids further runs. The workers end when the last object of the device is freed.
 func (d *Device) Close() {
 	if d.c != nil {
 		C.rk_device_close(d.c)
@@ -253,8 +253,7 @@ func (d *Device) NewWeight(n, k int, f32 bool) (*Weight, error) {
 	return &Weight{c: w, n: n, k: k}, nil
 }
 
-// Fill packs m into rows [row0, row0+m.N). Parts of different rows may be filled by different goroutines only when
-// their row ranges do not share a panel of 16 rows.
+// Fill packs m into rows [row0, row0+m.N). Different rows may be filled by different goroutines at the same time.
 func (w *Weight) Fill(row0 int, m Matrix) error {
 	if err := m.lengths(); err != nil {
 		return err

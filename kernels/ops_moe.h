@@ -1,0 +1,103 @@
+// ops_moe.h: the router and the routed experts. Rows are grouped by expert (moe.c); an assignment is one (row, expert).
+
+// Better: larger, or equal with the lower index; so a strict comparison while indices ascend.
+static void task_route(rk_plan *p, const rk_op *op, int i, int worker) {
+  float *score = rk_work(p, worker), *choice = score + rk_pad((size_t)op->experts, 16), *group = choice + rk_pad((size_t)op->experts, 16);
+  int experts = op->experts, per = experts / op->n_group;
+  ROWS_DO(row) {
+    const float *logits = rk_row(p, op->in, row);
+    for (int e = 0; e < experts; e += 16) {
+      v16 s = v_sigmoid(v_load_n(logits + e, experts - e));
+      v_store_n(score + e, s, experts - e);
+      v_store_n(choice + e, v_add(s, v_load_n(op->p0 + e, experts - e)), experts - e);
+    }
+    if (op->topk_group < op->n_group) {
+      for (int g = 0; g < op->n_group; g++) {
+        float a = -INFINITY, b = -INFINITY;
+        for (int e = g * per; e < (g + 1) * per; e++) {
+          float c = choice[e];
+          if (c > a) b = a, a = c;
+          else if (c > b) b = c;
+        }
+        group[g] = per > 1 ? a + b : a;
+      }
+      for (int n = 0; n < op->topk_group; n++) {
+        int best = -1;
+        for (int g = 0; g < op->n_group; g++)
+          if (!isnan(group[g]) && (best < 0 || group[g] > group[best])) best = g;
+        if (best >= 0) group[best] = NAN;   // taken
+      }
+      for (int g = 0; g < op->n_group; g++)
+        for (int e = g * per; !isnan(group[g]) && e < (g + 1) * per; e++) choice[e] = -INFINITY;
+    }
+    int32_t *ids = rk_irow(p, op->out, row);
+    float *weights = (float *)(ids + op->topk);
+    for (int n = 0; n < op->topk; n++) {
+      int best = -1;
+      for (int e = 0; e < experts; e++) {
+        int taken = 0;
+        for (int k = 0; k < n && ids[k] <= e; k++) taken |= ids[k] == e;
+        if (!taken && (best < 0 || choice[e] > choice[best])) best = e;
+      }
+      int at = n;
+      for (; at > 0 && ids[at - 1] > best; at--) ids[at] = ids[at - 1];
+      ids[at] = best;
+    }
+    float sum = 0;
+    for (int n = 0; n < op->topk; n++) weights[n] = score[ids[n]], sum += weights[n];
+    for (int n = 0; n < op->topk; n++) weights[n] = (op->norm ? weights[n] / (sum + 1e-20f) : weights[n]) * op->scale;
+  }
+}
+
+// Shared by the two matrix stages: block i % n_blocks of assignments of one expert, panel group i / n_blocks.
+static void moe_matrix(rk_plan *p, const rk_op *op, int i, int worker, const rk_weight *const *weights, int gather, float *result, int width) {
+  const rk_moe_state *m = op->moe;
+  int block = i % m->n_blocks, group = i / m->n_blocks;
+  int a = m->task_active[block], first = m->task_row[block], n = m->task_rows[block];
+  const rk_weight *w = weights[m->active[a]];
+  int p0 = group * op->panels_per, p1 = rk_min(w->panels, p0 + op->panels_per);
+  if (p0 >= p1) return;
+  const float *rows[RK_BLOCK_ROWS];
+  float *outs[RK_BLOCK_ROWS];
+  for (int r = 0; r < n; r++) {
+    rows[r] = gather ? rk_row(p, op->in, m->row[first + r]) : m->act + (size_t)(first + r) * (size_t)m->inter;
+    outs[r] = result + (size_t)(first + r) * (size_t)width + (size_t)p0 * 16;
+  }
+  linear_block(rk_work(p, worker), rows, n, w, p0, p1, p0 * 16, rk_min(w->n, p1 * 16), outs, 0);
+}
+
+static void task_moe_up(rk_plan *p, const rk_op *op, int i, int worker) {
+  moe_matrix(p, op, i, worker, (const rk_weight *const *)op->moe->gate_up, 1, op->moe->up, 2 * op->moe->inter);
+}
+
+static void task_moe_act(rk_plan *p, const rk_op *op, int i, int worker) {
+  const rk_moe_state *m = op->moe;
+  (void)worker;
+  int total = m->first[m->n_active], end = rk_min(total, (i + 1) * op->rows_per);
+  for (int a = i * op->rows_per; a < end; a++) {
+    const float *up = m->up + (size_t)a * 2 * (size_t)m->inter;
+    swiglu_row(up, up + m->inter, m->act + (size_t)a * (size_t)m->inter, m->inter, m->limit, p->cls == RK_CLASS_BF16);
+  }
+}
+
+static void task_moe_down(rk_plan *p, const rk_op *op, int i, int worker) {
+  moe_matrix(p, op, i, worker, (const rk_weight *const *)op->moe->down, 0, op->moe->down_out, op->moe->d);
+}
+
+static void task_moe_sum(rk_plan *p, const rk_op *op, int i, int worker) {
+  const rk_moe_state *m = op->moe;
+  int d = m->d, topk = m->topk;
+  ROWS_DO(row) {
+    const float *weights = (const float *)(rk_irow(p, op->in2, row) + topk), *shared = op->in3 >= 0 ? rk_row(p, op->in3, row) : NULL;
+    float *out = rk_row(p, op->out, row);
+    for (int c = 0; c < d; c += 16) {
+      v16 acc = v_zero();
+      for (int k = 0; k < topk; k++) {   // ids ascend
+        const float *y = m->down_out + (size_t)m->slot_of[(size_t)row * (size_t)topk + (size_t)k] * (size_t)d;
+        acc = v_fma(v_set1(weights[k]), v_load_n(y + c, d - c), acc);
+      }
+      if (shared) acc = v_add(acc, v_load_n(shared + c, d - c));
+      v_store_n(out + c, acc, d - c);
+    }
+  }
+}
