@@ -206,11 +206,11 @@ func humaCode(status int) string {
 // that a client knows.
 func fieldOf(location string) string {
 	where, field, found := strings.Cut(location, ".")
-	if !found {
+	if !found || field == "" {
 		return where
 	}
 	switch where {
-	case "body", "query", "path", "header":
+	case "body", "frame", "query", "path", "header":
 		return field
 	}
 	return location

@@ -129,7 +129,7 @@ func (s *Server) getEvents(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if limit == 0 {
-		limit = eventsPageDefault
+		limit = eventsPageMax
 	}
 	s.pageEvents(w, r, log, next, int(limit))
 }
@@ -146,7 +146,10 @@ func (s *Server) pageEvents(w http.ResponseWriter, r *http.Request, log *session
 	} else {
 		page.Data = []sessions.Event{}
 	}
-	page.Epoch, page.LastSeq = log.Last()
+	if page.Epoch, page.LastSeq, err = log.Last(r.Context()); err != nil {
+		writeProblem(w, s.problem(err))
+		return
+	}
 	page.HasMore = page.Next <= page.LastSeq
 	w.Header().Set("Content-Type", "application/json")
 	_ = marshalJSON(w, page) // the client is gone; nobody is left to tell

@@ -160,7 +160,7 @@ func (d *frameDecoder) decode(data []byte) (f frame, p *Problem) {
 	}
 	var result huma.ValidateResult
 	path := huma.NewPathBuffer(make([]byte, 0, 128), 0)
-	path.Push("body")
+	path.Push("frame")
 	huma.Validate(d.registry, d.schemas[f.head.Type], path, huma.ModeWriteToServer, parsed, &result)
 	if len(result.Errors) > 0 {
 		return f, humaProblem(statuses[codeInvalid], "validation failed", result.Errors...).(*Problem)

@@ -33,14 +33,13 @@ import (
 
 // Limits of one server. What happens at each is beside it.
 const (
-	bodyBytesMax      = 8 << 20  // larger request bodies: 413
-	frameBytesMax     = 1 << 20  // larger WebSocket frames: close 1009
-	headerBytesMax    = 64 << 10 // larger request headers: 431
-	subscriptionsMax  = 1024     // sessions one socket follows; more: error frame
-	connectionsMax    = 4096     // WebSockets and event streams together; more: 503
-	eventsPerRead     = 256      // events taken from a log at once; more wait for their turn
-	eventsPageDefault = 1000     // JSON page of events without limit
-	eventsPageMax     = 10_000   // larger limits are refused
+	bodyBytesMax     = 8 << 20          // larger request bodies: 413
+	frameBytesMax    = 1 << 20          // larger WebSocket frames: close 1009
+	headerBytesMax   = 64 << 10         // larger request headers: 431
+	subscriptionsMax = 1024             // sessions one socket follows; more: error frame
+	connectionsMax   = 4096             // WebSockets and event streams together; more: 503
+	eventsPerRead    = 256              // events taken from a log at once; more wait for their turn
+	eventsPageMax    = sessions.ReadMax // JSON page of events; larger limits are refused
 
 	readHeaderTimeout = 10 * time.Second // slow headers: the connection is closed
 	idleTimeout       = 2 * time.Minute  // keep-alive without a request
@@ -198,6 +197,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	case <-ctx.Done():
 	}
 	s.refuse.Store(true)
+	s.log.Info("shutting down", "open_turns", s.openTurns())
 	s.awaitTurns()
 	s.closeStreams()
 	shutdown, cancel := context.WithTimeout(context.Background(), s.opts.WriteTimeout)

@@ -51,9 +51,9 @@ type subscription struct {
 	id     string
 	log    *sessions.Log
 	cancel context.CancelFunc
-	ready  atomic.Bool // set by the waiter, cleared by the writer
-	ended  atomic.Bool // set by the waiter: no event will come any more
-	again  chan int64  // cap 1: the writer read everything below; wait from here
+	ready  atomic.Bool             // set by the waiter, cleared by the writer
+	ended  atomic.Pointer[Problem] // set by the waiter: why no event will come any more
+	again  chan int64              // cap 1: the writer read everything below; wait from here
 
 	// Only the writer, after start.
 	next  int64 // next seq to send
@@ -320,7 +320,10 @@ func (c *socket) subscribe(ctx context.Context, all *sync.WaitGroup, id string, 
 	if full {
 		return codeProblem(codeSubscriptionsMax, fmt.Sprintf("a socket follows at most %d sessions", subscriptionsMax), "session_id")
 	}
-	epoch, last := log.Last()
+	epoch, last, err := log.Last(ctx)
+	if err != nil {
+		return c.server.problem(err)
+	}
 	position := SubscribedFrame{Type: "subscribed", SessionID: id, From: next, Epoch: epoch, LastSeq: last}
 	if err := c.send(ctx, position); err != nil {
 		return err
@@ -338,7 +341,7 @@ func (c *socket) subscribe(ctx context.Context, all *sync.WaitGroup, id string, 
 	c.mu.Lock()
 	c.subs[id] = sub
 	c.mu.Unlock()
-	all.Go(func() { sub.await(subCtx, c.wake, next) })
+	all.Go(func() { sub.await(subCtx, c.server, c.wake, next) })
 	return nil
 }
 
@@ -353,15 +356,16 @@ func (c *socket) unsubscribe(id string) {
 
 // await tells the writer when there is something to read, and then waits until
 // the writer has read it.
-func (sub *subscription) await(ctx context.Context, wake chan<- struct{}, from int64) {
+func (sub *subscription) await(ctx context.Context, s *Server, wake chan<- struct{}, from int64) {
 	for {
 		more, err := sub.log.Wait(ctx, from)
-		if ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
 			return
-		}
-		if err != nil || !more {
-			// A failing wait shows again when the writer reads, which reports it.
-			sub.ended.Store(!more && err == nil)
+		case err != nil:
+			sub.ended.Store(s.problem(err))
+		case !more:
+			sub.ended.Store(codeProblem(string(sessions.CodeNotFound), fmt.Sprintf("session %q was deleted", sub.id), "session_id"))
 		}
 		sub.ready.Store(true)
 		select {

@@ -108,8 +108,8 @@ func (c *socket) allSubs() []*subscription {
 // writeSome sends one batch of a session's events, and closes the socket with
 // 1013 when the client falls behind more than it may.
 func (c *socket) writeSome(ctx context.Context, sub *subscription) (more bool, err error) {
-	if sub.ended.Load() {
-		return false, c.dropSubscription(sub, codeProblem("not_found", fmt.Sprintf("session %q was deleted", sub.id), "session_id"))
+	if p := sub.ended.Load(); p != nil {
+		return false, c.dropSubscription(sub, p)
 	}
 	limited, cancel := context.WithTimeout(ctx, c.server.opts.CallTimeout)
 	events, err := sub.log.Read(limited, sub.next, eventsPerRead)
@@ -130,14 +130,21 @@ func (c *socket) writeSome(ctx context.Context, sub *subscription) (more bool, e
 		}
 		sub.next = events[i].Seq + 1
 	}
-	_, last := sub.log.Last()
-	if lag := last - (sub.next - 1); lag > sub.bound {
+	_, last, err := sub.log.Last(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			return false, ctx.Err()
+		}
+		return false, c.dropSubscription(sub, c.server.problem(err))
+	}
+	switch lag := last - (sub.next - 1); {
+	case lag > sub.bound:
 		return false, &closeError{websocket.StatusTryAgainLater, fmt.Sprintf("too slow: session=%s last_seq=%d", sub.id, sub.next-1)}
-	}
-	if len(events) == eventsPerRead {
+	case lag > 0 && len(events) > 0:
 		return true, nil
+	case lag <= 0:
+		sub.bound = c.server.opts.LagMax // caught up once: from now on it is a live reader
 	}
-	sub.bound = c.server.opts.LagMax // caught up once: from now on it is a live reader
 	if sub.ready.Swap(false) {
 		sub.again <- sub.next
 	}

@@ -29,6 +29,7 @@ func (s *Server) registerStreams(router chi.Router) {
 	from := &huma.Param{Name: "from", In: "query", Description: "first seq wanted, inclusive; default the oldest there is", Schema: integer(0)}
 	epoch := &huma.Param{Name: "epoch", In: "query", Description: "last epoch seen; when it is over, the stream begins at the next one's first event", Schema: integer(0)}
 	ref := func(name string) *huma.Schema { return &huma.Schema{Ref: "#/components/schemas/" + name} }
+	one, most := 1.0, float64(eventsPageMax)
 	switching := &huma.Response{Description: "WebSocket, subprotocol " + subprotocol}
 
 	docs := s.api.OpenAPI()
@@ -36,7 +37,7 @@ func (s *Server) registerStreams(router chi.Router) {
 		OperationID: "get-events", Method: http.MethodGet, Path: pathEvents, Tags: []string{tagStreams}, Summary: "Read or follow a session's events",
 		Description: "With Accept: text/event-stream live, else a JSON page, oldest first. Events gone by retention: 410 with first_seq.",
 		Parameters: []*huma.Param{id, from, epoch,
-			{Name: "limit", In: "query", Description: "of a JSON page", Schema: &huma.Schema{Type: huma.TypeInteger, Default: eventsPageDefault}},
+			{Name: "limit", In: "query", Description: "of a JSON page", Schema: &huma.Schema{Type: huma.TypeInteger, Minimum: &one, Maximum: &most, Default: eventsPageMax}},
 			{Name: "Last-Event-ID", In: "header", Description: "EPOCH-SEQ of the last event seen; wins over from and epoch", Schema: text}},
 		Responses: map[string]*huma.Response{
 			"200": {Description: "Events", Content: map[string]*huma.MediaType{

@@ -30,8 +30,11 @@ func (s *Server) serveWatch(w http.ResponseWriter, r *http.Request) {
 	if err == nil && turns != "" && turns != "true" && turns != "false" {
 		err = codeProblem(codeInvalid, "turns: expected boolean", "turns")
 	}
-	if root := query.Get("root"); err == nil && root != "" {
-		_, err = s.manager.Get(r.Context(), tenantLocal, root)
+	root := query.Get("root")
+	if err == nil && root != "" {
+		var session sessions.Session
+		session, err = s.manager.Get(r.Context(), tenantLocal, root)
+		root = session.RootID // any session of a tree names it
 	}
 	var end func()
 	if err == nil {
@@ -42,7 +45,7 @@ func (s *Server) serveWatch(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer end()
-	watch := s.manager.Watch(tenantLocal, sessions.WatchOptions{Root: query.Get("root"), Turns: turns == "true"})
+	watch := s.manager.Watch(tenantLocal, sessions.WatchOptions{Root: root, Turns: turns == "true"})
 	conn, err := s.accept(w, r)
 	if err != nil {
 		return
