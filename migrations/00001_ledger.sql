@@ -92,8 +92,6 @@ CREATE TABLE turns (
     request       jsonb       NOT NULL,
     seed          bigint      NOT NULL CHECK (seed >= 0),
     prompt        integer[]   NOT NULL,
-    -- chat messages: the generated part is an assistant's span
-    chat          boolean     NOT NULL DEFAULT false,
 
     -- [tok_from, prompt_to) is the prompt, [prompt_to, tok_to) the generated
     -- part. A turn that ended in the queue never joined the line: tok_to = tok_from.

@@ -1,23 +1,215 @@
 package sessions
 
-import "context"
+import (
+	"context"
+	"time"
+)
+
+const (
+	// logWindowMax is how many committed events of a session stay in memory.
+	// A reader further behind reads from the ledger.
+	logWindowMax = 1024
+
+	// ReadMax bounds one Read.
+	ReadMax = 1000
+)
+
+// window is the tail of a session's log.
+//
+//	seq  [1 ...... first)            only in the ledger
+//	     [first ........... next)    in memory
+//	     [first .. committed]        in both
+//	     [first ...... visible]      readers may have them: committed ones, and deltas with none but deltas before
+type window struct {
+	first, next        int64
+	committed, visible int64
+	events             []Event
+}
+
+func (w *window) init(last int64) {
+	*w = window{first: last + 1, next: last + 1, committed: last, visible: last}
+}
+
+// append adds an event, giving it its seq.
+func (w *window) append(e Event) Event {
+	e.Seq = w.next
+	w.next++
+	w.events = append(w.events, e)
+	return e
+}
+
+func (w *window) commit(seq int64) { w.committed = max(w.committed, seq) }
+
+// advance moves visible on and lets go of what is old.
+func (w *window) advance() (moved bool) {
+	old := w.visible
+	w.visible = max(w.visible, w.committed)
+	for w.visible+1 < w.next && w.events[w.visible+1-w.first].Type == EventTurnDelta {
+		w.visible++
+	}
+	// trimmed by halves, so that the copying is paid for by as many appends
+	if len(w.events) > 2*logWindowMax {
+		if n := min(int64(len(w.events)-logWindowMax), w.committed+1-w.first); n > 0 {
+			w.events = append([]Event(nil), w.events[n:]...)
+			w.first += n
+		}
+	}
+	return w.visible > old
+}
+
+// pending are the events that no transaction has committed yet.
+func (w *window) pending() []Event { return w.events[w.committed+1-w.first:] }
+
+// visibleLocked tells readers and watchers what they may see by now.
+func (s *session) visibleLocked() {
+	from := s.log.visible + 1
+	if !s.log.advance() {
+		return
+	}
+	for i := max(from, s.log.first); i <= s.log.visible; i++ {
+		if e := s.log.events[i-s.log.first]; e.Type != EventTurnDelta {
+			s.m.hub.publish(s.key.tenant, sessionID(s.row.root), e)
+		}
+	}
+	s.wakeLocked()
+}
 
 // Log is a session's event log. Readers hold an offset (the next seq they
 // want), never a channel: a slow one only lags.
-type Log struct{}
+type Log struct {
+	m   *Manager
+	key liveKey
+}
+
+// Log returns the session's event log.
+func (m *Manager) Log(ctx context.Context, tenant, id string) (*Log, error) {
+	u, err := parseSession(id)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := m.acquire(ctx, tenant, u); err != nil {
+		return nil, err
+	}
+	return &Log{m, liveKey{tenant, u}}, nil
+}
 
 // Start turns what a client knows into the first seq to read. epoch is the
 // last one it saw, 0 for none: when that is over, the stream starts at the
 // next epoch's first event if from lies behind it.
-func (l *Log) Start(ctx context.Context, from, epoch int64) (int64, error) { return from, nil }
+func (l *Log) Start(ctx context.Context, from, epoch int64) (int64, error) {
+	if from < 1 {
+		from = 1
+	}
+	s, err := l.m.acquire(ctx, l.key.tenant, l.key.id)
+	if err != nil {
+		return 0, err
+	}
+	s.mu.Lock()
+	current := s.row.epoch
+	s.mu.Unlock()
+	if epoch <= 0 || epoch >= current {
+		return from, nil
+	}
+	first, err := epochStart(ctx, l.m.pool, l.key.tenant, l.key.id, epoch)
+	if err != nil || first == 0 {
+		return from, err
+	}
+	return min(from, first), nil
+}
 
 // Read returns up to max events from seq from on, from memory or from the
 // ledger; none when from is past the end. CodeGone when they are purged.
-func (l *Log) Read(ctx context.Context, from int64, max int) ([]Event, error) { return nil, nil }
+func (l *Log) Read(ctx context.Context, from int64, max int) ([]Event, error) {
+	if max <= 0 || max > ReadMax {
+		max = ReadMax
+	}
+	if from < 1 {
+		from = 1
+	}
+	s, err := l.m.acquire(ctx, l.key.tenant, l.key.id)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	first, visible := s.log.first, s.log.visible
+	if from >= first || from > visible {
+		var out []Event
+		if n := min(int64(max), visible-from+1); n > 0 {
+			out = append(out, s.log.events[from-first:from-first+n]...)
+		}
+		s.mu.Unlock()
+		return out, nil
+	}
+	s.mu.Unlock()
+	events, err := selectEvents(ctx, l.m.pool, l.m.tok, l.key.tenant, l.key.id, from, min(first-1, from+int64(max)-1))
+	if err != nil {
+		return nil, err
+	}
+	if len(events) == 0 || events[0].Seq != from {
+		gone := fail(CodeGone, "events before seq %d are gone", first)
+		gone.FirstSeq = first
+		if len(events) > 0 {
+			gone.FirstSeq = events[0].Seq
+		}
+		return nil, gone
+	}
+	return events, nil
+}
 
 // Wait returns when an event with seq >= from can be read (true), or when
 // there will never be one, the session being deleted (false).
-func (l *Log) Wait(ctx context.Context, from int64) (bool, error) { return false, nil }
+func (l *Log) Wait(ctx context.Context, from int64) (bool, error) {
+	for {
+		s, err := l.m.acquire(ctx, l.key.tenant, l.key.id)
+		if ErrorCode(err) == CodeNotFound {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		s.mu.Lock()
+		switch {
+		case s.deleted:
+			s.mu.Unlock()
+			return false, nil
+		case s.gone:
+			s.mu.Unlock()
+			continue
+		case s.log.visible >= from:
+			s.mu.Unlock()
+			return true, nil
+		}
+		if s.wake == nil {
+			s.wake = make(chan struct{})
+		}
+		wake := s.wake
+		s.waiters++
+		s.mu.Unlock()
+		select {
+		case <-wake:
+			err = nil
+		case <-ctx.Done():
+			err = ctx.Err()
+		case <-l.m.ctx.Done():
+			err = fail(CodeOverloaded, "the server is shutting down")
+		}
+		s.mu.Lock()
+		s.waiters--
+		s.lastUsed = time.Now()
+		s.mu.Unlock()
+		if err != nil {
+			return false, err
+		}
+	}
+}
 
 // Last returns the current epoch and the seq of the newest visible event.
-func (l *Log) Last() (epoch, seq int64) { return 0, 0 }
+func (l *Log) Last(ctx context.Context) (epoch, seq int64, err error) {
+	s, err := l.m.acquire(ctx, l.key.tenant, l.key.id)
+	if err != nil {
+		return 0, 0, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.row.epoch, s.log.visible, nil
+}

@@ -1,10 +1,60 @@
 // Package sessions is the domain: sessions that fork, their turns, their
 // events, and the Postgres ledger that is the truth about all of them.
+//
+// Invariants:
+//   - Nothing is visible before its commit. Live deltas are the one exception:
+//     they carry an epoch, and after a crash a higher one says from which seq
+//     on they never happened.
+//   - A session's writes name its owner, epoch and rev; the ledger refuses
+//     those of a server that has lost it.
+//   - seq is dense, and every reader sees the same events with the same cuts,
+//     from memory or from the ledger, live or years later.
+//   - A line is append-only and keeps the sampled ids; text is never tokenised
+//     again.
+//   - One turn at a time; running in the ledger if and only if a turn is open.
+//   - A slow reader holds an offset. Nobody waits for it.
+//
+// Goroutines: one writer for all sessions (writer.go), one per open turn
+// (turn_run.go), one keeper of the server's lease, of takeovers and of TTLs
+// (keeper.go). Locks of one session are taken in the order ops, wlock, alock,
+// mu (live.go); the manager's mu is never held while another lock is taken.
 package sessions
 
-import "context"
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
 
-// Call is who calls, and what makes a repeated call the same call. A zero
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"rocket/engine"
+	"rocket/engine/chat"
+	"rocket/engine/tokenizer"
+)
+
+// DefaultTenant is the tenant of a server without API keys.
+const DefaultTenant = "local"
+
+const (
+	// opTimeout bounds one transaction of a call, waiting for locks included.
+	opTimeout = 15 * time.Second
+
+	poolConnsMax = 16
+)
+
+// Options configure Open. The database must have the newest schema.
+type Options struct {
+	DatabaseURL string
+	Engine      *engine.Engine // stays the caller's; it must outlive the Manager
+	Template    *chat.Template // nil: messages are refused
+	Log         *slog.Logger   // nil: none
+}
+
+// Call is who calls, and what makes a repeated call the same call. An empty
 // IdempotencyKey means that there is none.
 type Call struct {
 	Tenant         string
@@ -15,101 +65,121 @@ type Call struct {
 }
 
 // Manager owns the live sessions of one server.
-type Manager struct{}
+type Manager struct {
+	opts Options
+	pool *pgxpool.Pool
+	eng  *engine.Engine
+	tok  *tokenizer.Tokenizer
+	info engine.ModelInfo
+	log  *slog.Logger
+	me   uuid.UUID // this server
 
-// Create makes a root session; it is visible when Create returns, its prompt
-// is prefilled behind.
-func (m *Manager) Create(ctx context.Context, call Call, req CreateRequest) (Session, error) {
-	return Session{}, fail(CodeInternal, "not built yet")
+	writer *writer
+	hub    hub
+	keeper keeper
+	counts counters
+
+	ctx    context.Context // ends when Shutdown has ended the turns
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // every goroutine
+
+	draining atomic.Bool
+
+	mu      sync.Mutex
+	live    map[liveKey]*session      // guarded by mu
+	calls   map[callKey]chan struct{} // guarded by mu; calls under way by idempotency key
+	turns   map[string]int            // guarded by mu; open turns by tenant
+	tenants map[string]tenantCount    // guarded by mu
+	down    sync.Once
 }
 
-// Get returns one session.
-func (m *Manager) Get(ctx context.Context, tenant, id string) (Session, error) {
-	return Session{}, fail(CodeInternal, "not built yet")
+// Open connects to the ledger, takes over what crashed servers left, and runs
+// the turns that were queued there.
+func Open(ctx context.Context, opts Options) (*Manager, error) {
+	cfg, err := pgxpool.ParseConfig(opts.DatabaseURL)
+	if err != nil {
+		return nil, fmt.Errorf("parse database url: %w", err)
+	}
+	m := &Manager{
+		opts: opts, eng: opts.Engine, log: opts.Log, me: newID(),
+		live: map[liveKey]*session{}, calls: map[callKey]chan struct{}{},
+		turns: map[string]int{}, tenants: map[string]tenantCount{},
+	}
+	if m.log == nil {
+		m.log = slog.New(slog.DiscardHandler)
+	}
+	if m.eng != nil {
+		m.tok, m.info = m.eng.Tokenizer(), m.eng.Info()
+	}
+	cfg.MaxConns = max(cfg.MaxConns, poolConnsMax)
+	cfg.ConnConfig.RuntimeParams["application_name"] = "rocket " + m.me.String()
+	if m.pool, err = pgxpool.NewWithConfig(ctx, cfg); err != nil {
+		return nil, fmt.Errorf("connect to the ledger: %w", err)
+	}
+	m.ctx, m.cancel = context.WithCancel(context.Background())
+	m.hub.init()
+	m.writer = newWriter(m)
+	if err := m.register(ctx); err != nil {
+		m.cancel()
+		m.pool.Close()
+		return nil, err
+	}
+	m.wg.Go(m.writer.loop)
+	if err := m.takeStock(ctx); err != nil {
+		m.Shutdown(ctx)
+		return nil, err
+	}
+	m.wg.Go(m.keep)
+	return m, nil
 }
 
-// List returns a page of sessions, newest first.
-func (m *Manager) List(ctx context.Context, tenant string, f ListFilter) (SessionPage, error) {
-	return SessionPage{}, fail(CodeInternal, "not built yet")
+// Shutdown ends every running turn at its last token (interrupted; queued ones
+// run after the next start), gives the sessions back to the ledger and waits
+// for every goroutine. Calls that come later fail. The engine goes on.
+func (m *Manager) Shutdown(ctx context.Context) error {
+	var err error
+	m.down.Do(func() {
+		m.draining.Store(true)
+		err = m.endTurns(ctx)
+		m.cancel()
+		m.wg.Wait()
+		m.releaseAll(ctx)
+		m.hub.close()
+		m.pool.Close()
+	})
+	return err
 }
 
-// Patch changes title, labels, TTL, pin.
-func (m *Manager) Patch(ctx context.Context, call Call, id string, req PatchRequest) (Session, error) {
-	return Session{}, fail(CodeInternal, "not built yet")
-}
-
-// Delete makes a session unknown from now on; a running turn is cancelled.
-func (m *Manager) Delete(ctx context.Context, call Call, id string) error {
-	return fail(CodeInternal, "not built yet")
-}
-
-// Close makes a session read-only; a running turn is cancelled.
-func (m *Manager) Close(ctx context.Context, call Call, id string) (Session, error) {
-	return Session{}, fail(CodeInternal, "not built yet")
-}
-
-// Tree returns the subtree of id, at most depth levels below it (nil: all).
-func (m *Manager) Tree(ctx context.Context, tenant, id string, depth *int) (Tree, error) {
-	return Tree{}, fail(CodeInternal, "not built yet")
-}
-
-// StartTurn commits a turn and starts it; use WaitTurn for its end.
-func (m *Manager) StartTurn(ctx context.Context, call Call, id string, req TurnRequest) (Turn, error) {
-	return Turn{}, fail(CodeInternal, "not built yet")
-}
-
-// WaitTurn returns the turn when it has ended, or ctx's error.
-func (m *Manager) WaitTurn(ctx context.Context, tenant, id, turnID string) (Turn, error) {
-	return Turn{}, fail(CodeInternal, "not built yet")
-}
-
-// Turn returns one turn with its tokens.
-func (m *Manager) Turn(ctx context.Context, tenant, id, turnID string) (Turn, error) {
-	return Turn{}, fail(CodeInternal, "not built yet")
-}
-
-// Turns returns own and inherited turns, newest first, without token lists.
-func (m *Manager) Turns(ctx context.Context, tenant, id string, f TurnFilter) (TurnPage, error) {
-	return TurnPage{}, fail(CodeInternal, "not built yet")
-}
-
-// Cancel ends the open turn, whatever its phase, and returns it ended. With no
-// open turn it returns the last one, or CodeNotFound if there was none.
-func (m *Manager) Cancel(ctx context.Context, call Call, id string) (Turn, error) {
-	return Turn{}, fail(CodeInternal, "not built yet")
-}
-
-// Fork makes children of a session at a token offset, all or none.
-func (m *Manager) Fork(ctx context.Context, call Call, id string, req ForkRequest) (ForkResult, error) {
-	return ForkResult{}, fail(CodeInternal, "not built yet")
-}
-
-// Detach moves the session's bytes off the device. Not while a turn is open.
-func (m *Manager) Detach(ctx context.Context, call Call, id string, req DetachRequest) (Session, error) {
-	return Session{}, fail(CodeInternal, "not built yet")
-}
-
-// Resume brings a detached session back; on an idle one it changes nothing.
-func (m *Manager) Resume(ctx context.Context, call Call, id string) (ResumeResult, error) {
-	return ResumeResult{}, fail(CodeInternal, "not built yet")
-}
-
-// Tokens returns [from, to) of the line; nil means its start and its end.
-func (m *Manager) Tokens(ctx context.Context, tenant, id string, from, to *int) (TokenRange, error) {
-	return TokenRange{}, fail(CodeInternal, "not built yet")
-}
-
-// Log returns the session's event log.
-func (m *Manager) Log(ctx context.Context, tenant, id string) (*Log, error) {
-	return nil, fail(CodeInternal, "not built yet")
-}
-
-// Watch follows the lifecycle events of many sessions from now on.
-func (m *Manager) Watch(tenant string, opts WatchOptions) *Watch { return &Watch{} }
+// Drain makes every mutating call fail with CodeOverloaded from now on, so
+// that a server can end its connections before Shutdown ends the turns.
+func (m *Manager) Drain() { m.draining.Store(true) }
 
 // Ready says why the server should get no traffic, or nil.
-func (m *Manager) Ready(ctx context.Context) error { return fail(CodeInternal, "not built yet") }
+func (m *Manager) Ready(ctx context.Context) error {
+	if m.draining.Load() {
+		return fail(CodeOverloaded, "the server is shutting down")
+	}
+	if since := m.writer.downSince.Load(); since != 0 {
+		return fail(CodeLedgerUnavailable, "the ledger does not answer since %s", time.Unix(0, since).UTC().Format(time.RFC3339))
+	}
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	if err := m.pool.Ping(ctx); err != nil {
+		return &Error{Code: CodeLedgerUnavailable, Message: "the ledger does not answer", cause: err}
+	}
+	return nil
+}
 
-// Shutdown ends all turns at their last committed token, gives the sessions
-// back to the ledger and waits for every goroutine.
-func (m *Manager) Shutdown(ctx context.Context) error { return nil }
+const readyTimeout = 2 * time.Second
+
+// open refuses mutating calls of a server that is going away.
+func (m *Manager) open() error {
+	if m.draining.Load() {
+		return fail(CodeOverloaded, "the server is shutting down")
+	}
+	return nil
+}
+
+// namespace is the cache salt of a tenant: only lines of one tenant share
+// pages, whatever their tokens are.
+func namespace(tenant string) string { return tenant }

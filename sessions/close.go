@@ -1,0 +1,239 @@
+package sessions
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+)
+
+// Close makes a session read-only; an open turn is cancelled.
+func (m *Manager) Close(ctx context.Context, call Call, id string) (Session, error) {
+	if err := m.open(); err != nil {
+		return Session{}, err
+	}
+	return once(ctx, m, call, func(save save) (Session, error) {
+		return m.closeSession(ctx, call.Tenant, id, save, func(*row) bool { return true })
+	})
+}
+
+// closeSession closes a session for which sure still says so once it is held.
+func (m *Manager) closeSession(ctx context.Context, tenant, id string, save save, sure func(*row) bool) (Session, error) {
+	s, err := m.hold(ctx, tenant, id)
+	if err != nil {
+		return Session{}, err
+	}
+	defer s.ops.unlock()
+	s.mu.Lock()
+	out, goOn := s.viewLocked(&s.row), sure(&s.row)
+	s.mu.Unlock()
+	if !goOn {
+		return out, nil
+	}
+	if _, err := s.cancelTurn(ctx); err != nil {
+		return Session{}, err
+	}
+	var events []Event
+	err = s.still(ctx, func(o *operation) error {
+		return o.commit(ctx, effect{
+			write: func(ctx context.Context, tx pgx.Tx, x *row, now time.Time) error {
+				if x.state != StateClosed {
+					events = []Event{{Type: EventSessionClosed, Time: now}}
+					number(events, x)
+					x.state = StateClosed
+					x.touch(now)
+					if err := clearResidency(ctx, tx, x); err != nil {
+						return err
+					}
+					b := &pgx.Batch{}
+					if err := insertEvents(b, x.tenant, x.id, events); err != nil {
+						return err
+					}
+					if err := sendBatch(ctx, tx, "close session", b); err != nil {
+						return err
+					}
+				}
+				out = x.session()
+				return save(ctx, tx, out)
+			},
+			apply: func() { s.appendLocked(events) },
+		})
+	})
+	if err == nil {
+		s.dropSeq()
+		m.forgetIdle(s)
+	}
+	return out, err
+}
+
+// cancelTurn cancels the open turn, in whatever phase, and waits for its end
+// to be committed. It returns the turn, nil if there was none. The caller
+// holds ops.
+func (s *session) cancelTurn(ctx context.Context) (*turn, error) {
+	s.mu.Lock()
+	t := s.turn
+	s.mu.Unlock()
+	if t == nil {
+		return nil, nil
+	}
+	t.run.Cancel()
+	return t, t.wait(ctx)
+}
+
+// wait returns when the turn's end is committed.
+func (t *turn) wait(ctx context.Context) error {
+	select {
+	case <-t.done:
+		return nil
+	case <-t.failed:
+		return fail(CodeLedgerUnavailable, "the ledger does not answer; what the turn came to is not written yet")
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Delete makes a session unknown from now on; an open turn is cancelled. What
+// descendants inherit of its line stays until the last of them goes.
+func (m *Manager) Delete(ctx context.Context, call Call, id string) error {
+	if err := m.open(); err != nil {
+		return err
+	}
+	_, err := once(ctx, m, call, func(save save) (struct{}, error) {
+		return struct{}{}, m.deleteSession(ctx, call.Tenant, id, save)
+	})
+	return err
+}
+
+func (m *Manager) deleteSession(ctx context.Context, tenant, id string, save save) error {
+	s, err := m.hold(ctx, tenant, id)
+	if err != nil {
+		return err
+	}
+	defer s.ops.unlock()
+	if _, err := s.cancelTurn(ctx); err != nil {
+		return err
+	}
+	var parent *uuid.UUID
+	var at time.Time
+	err = s.still(ctx, func(o *operation) error {
+		return o.commit(ctx, effect{
+			write: func(ctx context.Context, tx pgx.Tx, x *row, now time.Time) error {
+				parent, at = x.parent, now
+				x.state, x.deleted, x.title, x.labels, x.ttl = StateClosed, &now, "", map[string]string{}, nil
+				x.touch(now)
+				if err := deleteRow(ctx, tx, x, now); err != nil {
+					return err
+				}
+				return save(ctx, tx, struct{}{})
+			},
+			apply: func() {
+				s.deleted = true
+				s.wakeLocked()
+			},
+		})
+	})
+	if err != nil {
+		return err
+	}
+	m.forget(s)
+	s.dropSeq()
+	if parent != nil {
+		m.childGone(liveKey{tenant, *parent})
+	}
+	m.mu.Lock()
+	delete(m.tenants, tenant) // count anew
+	m.mu.Unlock()
+	m.hub.publish(tenant, sessionID(s.row.root), Event{Type: EventSessionDeleted, SessionID: sessionID(s.key.id), Epoch: s.row.epoch, Time: at})
+	return nil
+}
+
+// childGone keeps a live parent's count right.
+func (m *Manager) childGone(k liveKey) {
+	m.mu.Lock()
+	p := m.live[k]
+	m.mu.Unlock()
+	if p == nil {
+		return
+	}
+	select {
+	case <-p.loaded:
+		p.mu.Lock()
+		p.row.childCount--
+		p.mu.Unlock()
+	default:
+	}
+}
+
+// deleteRow marks a session deleted, purges what nobody inherits, and does the
+// same for deleted ancestors that were kept for it. When nobody in the tree is
+// left alive, all its rows go.
+func deleteRow(ctx context.Context, tx pgx.Tx, x *row, now time.Time) error {
+	// one deletion in a tree at a time: two last siblings must not each take the other for alive
+	if _, err := tx.Exec(ctx, `SELECT 1 FROM sessions WHERE tenant_id = $1 AND id = $2 FOR UPDATE`, x.tenant, x.root); err != nil {
+		return fmt.Errorf("lock tree: %w", err)
+	}
+	_, err := tx.Exec(ctx, `UPDATE sessions SET state = 'closed', closed_at = coalesce(closed_at, $3), deleted_at = $3, kept_to = 0
+		WHERE tenant_id = $1 AND id = $2`, x.tenant, x.id, now)
+	if err != nil {
+		return fmt.Errorf("mark deleted: %w", err)
+	}
+	var alive bool
+	err = tx.QueryRow(ctx, `SELECT EXISTS (SELECT FROM sessions WHERE tenant_id = $1 AND root_id = $2 AND deleted_at IS NULL)`,
+		x.tenant, x.root).Scan(&alive)
+	if err != nil {
+		return fmt.Errorf("look for living descendants: %w", err)
+	}
+	if !alive {
+		_, err := tx.Exec(ctx, `DELETE FROM sessions WHERE tenant_id = $1 AND root_id = $2`, x.tenant, x.root)
+		if err != nil {
+			return fmt.Errorf("delete tree: %w", err)
+		}
+		return nil
+	}
+	if x.parent != nil {
+		_, err = tx.Exec(ctx, `UPDATE sessions SET child_count = child_count - 1 WHERE tenant_id = $1 AND id = $2`, x.tenant, *x.parent)
+		if err != nil {
+			return fmt.Errorf("count children: %w", err)
+		}
+	}
+	for id := &x.id; id != nil; {
+		if id, err = purge(ctx, tx, x.tenant, *id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// purge cuts a deleted session's own part of the line down to what living
+// descendants read, and returns its parent if that is deleted too.
+func purge(ctx context.Context, tx pgx.Tx, tenant string, id uuid.UUID) (*uuid.UUID, error) {
+	var kept int
+	var next *uuid.UUID
+	err := tx.QueryRow(ctx, `UPDATE sessions s SET kept_to = (
+			SELECT coalesce(max(least(c.forked_at, c.kept_to)), 0) FROM sessions c
+			WHERE c.tenant_id = s.tenant_id AND c.parent_id = s.id AND (c.deleted_at IS NULL OR c.kept_to > 0))
+		WHERE s.tenant_id = $1 AND s.id = $2
+		RETURNING kept_to, (SELECT p.id FROM sessions p
+			WHERE p.tenant_id = s.tenant_id AND p.id = s.parent_id AND p.deleted_at IS NOT NULL)`, tenant, id).Scan(&kept, &next)
+	if err != nil {
+		return nil, fmt.Errorf("find what descendants keep: %w", err)
+	}
+	b := &pgx.Batch{}
+	for _, sql := range []string{
+		`DELETE FROM token_runs WHERE tenant_id = $1 AND session_id = $2 AND tok_from >= $3`,
+		`UPDATE token_runs SET ids = ids[1:$3 - tok_from], cuts = '{}', at_ms = '{}'
+			WHERE tenant_id = $1 AND session_id = $2 AND tok_from + cardinality(ids) > $3`,
+		`DELETE FROM turns WHERE tenant_id = $1 AND session_id = $2 AND tok_from >= $3`,
+		`UPDATE turns SET prompt = prompt[1:$3 - tok_from], prompt_to = least(prompt_to, $3), tok_to = $3, text = '', logprobs = NULL,
+				request = request - 'messages' - 'input'
+			WHERE tenant_id = $1 AND session_id = $2 AND tok_to > $3`,
+		`DELETE FROM items WHERE tenant_id = $1 AND session_id = $2 AND tok_to > $3`,
+	} {
+		b.Queue(sql, tenant, id, kept)
+	}
+	b.Queue(`DELETE FROM events WHERE tenant_id = $1 AND session_id = $2`, tenant, id)
+	b.Queue(`DELETE FROM residency WHERE tenant_id = $1 AND session_id = $2`, tenant, id)
+	return next, sendBatch(ctx, tx, "purge deleted session", b)
+}

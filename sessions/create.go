@@ -1,0 +1,210 @@
+package sessions
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Create makes a root session; it is visible when Create returns, its prompt
+// is prefilled behind.
+func (m *Manager) Create(ctx context.Context, call Call, req CreateRequest) (Session, error) {
+	if err := m.open(); err != nil {
+		return Session{}, err
+	}
+	ttl, err := m.checkCreate(req)
+	if err != nil {
+		return Session{}, err
+	}
+	line, field, err := m.prompt(nil, req.Messages, req.Input, false)
+	if err != nil {
+		return Session{}, err
+	}
+	if len(line) > m.info.Context {
+		return Session{}, &Error{Code: CodeContextLimit, Field: field, Message: fmt.Sprintf(
+			"the prompt is %d tokens, the model's context is %d", len(line), m.info.Context)}
+	}
+	return once(ctx, m, call, func(save save) (Session, error) {
+		if err := m.admitSessions(ctx, call.Tenant, 1); err != nil {
+			return Session{}, err
+		}
+		x := m.newRow(call.Tenant, len(line))
+		x.title, x.labels, x.ttl, x.pin = req.Title, req.Labels, ttl, req.Pin
+		s, err := m.createRoot(ctx, x, line, save)
+		if err != nil {
+			return Session{}, err
+		}
+		out := s.view()
+		if len(line) > 0 {
+			m.prefill(ctx, s)
+		}
+		return out, nil
+	})
+}
+
+func (m *Manager) checkCreate(req CreateRequest) (ttl *int, err error) {
+	if req.Model != "" && req.Model != m.info.Name {
+		return nil, invalid("model", "this server runs %q", m.info.Name)
+	}
+	if err := checkText("title", req.Title, TitleBytesMax); err != nil {
+		return nil, err
+	}
+	if err := checkLabels("labels", req.Labels); err != nil {
+		return nil, err
+	}
+	if err := checkPrompt(req.Messages, req.Input); err != nil {
+		return nil, err
+	}
+	return checkTTL(req.TTLSeconds)
+}
+
+// newRow is a root's row, without times.
+func (m *Manager) newRow(tenant string, length int) row {
+	id := newID()
+	return row{tenant: tenant, id: id, root: id, model: m.info.Name, modelDigest: m.info.Digest, tokDigest: m.info.TokenizerDigest,
+		parity: m.info.ParityClass, state: StateIdle, owner: &m.me, epoch: 1, rev: 1, length: length, labels: map[string]string{}}
+}
+
+func (m *Manager) createRoot(ctx context.Context, x row, line []int32, save save) (*session, error) {
+	if x.labels == nil {
+		x.labels = map[string]string{}
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), opTimeout)
+	defer cancel()
+	var created Event
+	began := time.Now()
+	err := pgx.BeginFunc(ctx, m.pool, func(tx pgx.Tx) error {
+		now, err := txNow(ctx, tx)
+		if err != nil {
+			return err
+		}
+		x.created = now
+		x.touch(now)
+		events := []Event{{Type: EventSessionCreated, Time: now, EventData: EventData{RootID: sessionID(x.root)}}}
+		number(events, &x)
+		created = events[0]
+		if err := insertSessions(ctx, tx, []*row{&x}); err != nil {
+			return err
+		}
+		b := &pgx.Batch{}
+		if len(line) > 0 {
+			insertRun(b, x.tenant, x.id, run{ids: line, firstSeq: created.Seq, base: now, epoch: x.epoch})
+		}
+		if err := insertEvents(b, x.tenant, x.id, events); err != nil {
+			return err
+		}
+		if err := sendBatch(ctx, tx, "create session", b); err != nil {
+			return err
+		}
+		return save(ctx, tx, x.session())
+	})
+	if err != nil {
+		return nil, ledgerError("create session", err)
+	}
+	m.counts.committed(time.Since(began))
+	return m.adopt(x, line, []Event{created}), nil
+}
+
+// txNow is the transaction's one time.
+func txNow(ctx context.Context, tx pgx.Tx) (time.Time, error) {
+	var now time.Time
+	if err := tx.QueryRow(ctx, "SELECT now()").Scan(&now); err != nil {
+		return now, fmt.Errorf("read the ledger's clock: %w", err)
+	}
+	return now.UTC(), nil
+}
+
+// prefill opens a new session's timeline, which fills it behind. Without room
+// it stays cold until its first turn.
+func (m *Manager) prefill(ctx context.Context, s *session) {
+	if err := s.ops.lock(ctx); err != nil {
+		return
+	}
+	defer s.ops.unlock()
+	if _, err := s.coldStart(ctx, false); err != nil {
+		m.log.Warn("session stays cold", "session", sessionID(s.key.id), "error", err)
+	}
+}
+
+// tenantCount is how many sessions a tenant had when somebody last counted.
+type tenantCount struct {
+	n  int
+	at time.Time
+}
+
+const tenantCountAge = 10 * time.Second
+
+// admitSessions checks a tenant's limit, against a count that is at most
+// tenantCountAge old plus what this server has made since.
+func (m *Manager) admitSessions(ctx context.Context, tenant string, n int) error {
+	m.mu.Lock()
+	c, ok := m.tenants[tenant]
+	m.mu.Unlock()
+	if !ok || time.Since(c.at) > tenantCountAge {
+		c = tenantCount{at: time.Now()}
+		err := m.pool.QueryRow(ctx, `SELECT count(*) FROM (SELECT FROM sessions WHERE tenant_id = $1 AND deleted_at IS NULL LIMIT $2) s`,
+			tenant, SessionsPerTenantMax+1).Scan(&c.n)
+		if err != nil {
+			return ledgerError("count sessions", err)
+		}
+	}
+	c.n += n
+	if c.n > SessionsPerTenantMax {
+		return &Error{Code: CodeLimit, Field: "sessions", Message: fmt.Sprintf("at most %d sessions are allowed: delete some", SessionsPerTenantMax)}
+	}
+	m.mu.Lock()
+	m.tenants[tenant] = c
+	m.mu.Unlock()
+	return nil
+}
+
+// Patch changes title, labels, TTL, pin.
+func (m *Manager) Patch(ctx context.Context, call Call, id string, req PatchRequest) (Session, error) {
+	if err := m.open(); err != nil {
+		return Session{}, err
+	}
+	if req.Title != nil {
+		if err := checkText("title", *req.Title, TitleBytesMax); err != nil {
+			return Session{}, err
+		}
+	}
+	if req.Labels != nil {
+		if err := checkLabels("labels", *req.Labels); err != nil {
+			return Session{}, err
+		}
+	}
+	ttl, err := checkTTL(req.TTLSeconds)
+	if err != nil {
+		return Session{}, err
+	}
+	return once(ctx, m, call, func(save save) (Session, error) {
+		var out Session
+		err := m.operate(ctx, call.Tenant, id, func(o *operation) error {
+			return o.commit(ctx, effect{write: func(ctx context.Context, tx pgx.Tx, x *row, now time.Time) error {
+				if req.Title != nil {
+					x.title = *req.Title
+				}
+				if req.Labels != nil {
+					x.labels = *req.Labels
+					if x.labels == nil {
+						x.labels = map[string]string{}
+					}
+				}
+				if req.TTLSeconds != nil {
+					x.ttl = ttl
+				}
+				if req.Pin != nil {
+					x.pin = *req.Pin
+				}
+				x.touch(now)
+				o.mu.Lock()
+				out = o.viewLocked(x)
+				o.mu.Unlock()
+				return save(ctx, tx, out)
+			}})
+		})
+		return out, err
+	})
+}

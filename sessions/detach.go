@@ -1,0 +1,193 @@
+package sessions
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"rocket/engine"
+)
+
+// Detach moves the session's bytes off the device. The device goes first, the
+// row follows: a crash between the two costs a cache. Not while a turn is open.
+func (m *Manager) Detach(ctx context.Context, call Call, id string, req DetachRequest) (Session, error) {
+	if err := m.open(); err != nil {
+		return Session{}, err
+	}
+	switch req.Tier {
+	case "", string(engine.TierHost):
+	case "disk":
+		return Session{}, invalid("tier", "this server has no disk tier")
+	default:
+		return Session{}, invalid("tier", "must be host or disk")
+	}
+	return once(ctx, m, call, func(save save) (Session, error) {
+		var out Session
+		err := m.operate(ctx, call.Tenant, id, func(o *operation) error {
+			var err error
+			out, err = o.detach(ctx, save)
+			return err
+		})
+		return out, err
+	})
+}
+
+// settled refuses a session that is closed or has an open turn.
+func (o *operation) settled() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case o.row.state == StateClosed:
+		return fail(CodeSessionClosed, "the session is closed")
+	case o.turn != nil || o.row.state == StateRunning:
+		return fail(CodeTurnInProgress, "a turn is in progress")
+	}
+	return nil
+}
+
+func (o *operation) detach(ctx context.Context, save save) (Session, error) {
+	s := o.session
+	if err := o.settled(); err != nil {
+		return Session{}, err
+	}
+	s.mu.Lock()
+	seq, state := s.seq, s.row.state
+	s.seq = nil
+	s.mu.Unlock()
+	var res engine.Residency
+	if seq != nil {
+		var err error
+		if res, err = s.m.eng.Detach(ctx, seq, engine.TierHost); err != nil {
+			s.m.eng.Release(seq) // the next use opens it anew
+			return Session{}, engineError("detach", err, "")
+		}
+	}
+	var out Session
+	var events []Event
+	err := o.commit(ctx, effect{
+		write: func(ctx context.Context, tx pgx.Tx, x *row, now time.Time) error {
+			if state != StateDetached {
+				events = []Event{{Type: EventSessionDetached, Time: now, EventData: EventData{Tier: string(engine.TierHost)}}}
+				number(events, x)
+				x.state = StateDetached
+				x.touch(now)
+				if err := writeResidency(ctx, tx, s.m.me, x, res, now); err != nil {
+					return err
+				}
+				b := &pgx.Batch{}
+				if err := insertEvents(b, x.tenant, x.id, events); err != nil {
+					return err
+				}
+				if err := sendBatch(ctx, tx, "detach session", b); err != nil {
+					return err
+				}
+			}
+			out = x.session()
+			return save(ctx, tx, out)
+		},
+		apply: func() { s.appendLocked(events) },
+	})
+	if err == nil {
+		s.m.forgetIdle(s)
+	}
+	return out, err
+}
+
+// forgetIdle takes a session out of memory unless somebody waits on it.
+func (m *Manager) forgetIdle(s *session) {
+	s.mu.Lock()
+	keep := s.waiters > 0 || s.turn != nil || s.seq != nil
+	s.mu.Unlock()
+	if !keep {
+		m.forget(s)
+	}
+}
+
+// Resume brings a detached session back; on an idle one it only opens the
+// timeline if there is none.
+func (m *Manager) Resume(ctx context.Context, call Call, id string) (ResumeResult, error) {
+	if err := m.open(); err != nil {
+		return ResumeResult{}, err
+	}
+	return once(ctx, m, call, func(save save) (ResumeResult, error) {
+		var out ResumeResult
+		err := m.operate(ctx, call.Tenant, id, func(o *operation) error {
+			var err error
+			out, err = o.resume(ctx, save)
+			return err
+		})
+		return out, err
+	})
+}
+
+func (o *operation) resume(ctx context.Context, save save) (ResumeResult, error) {
+	s := o.session
+	if err := o.settled(); err != nil && ErrorCode(err) != CodeTurnInProgress {
+		return ResumeResult{}, err
+	}
+	if err := s.loadLine(ctx); err != nil {
+		return ResumeResult{}, err
+	}
+	got, err := s.coldStart(ctx, false)
+	if err != nil {
+		return ResumeResult{}, err
+	}
+	back := restored(got)
+	var out ResumeResult
+	var events []Event
+	err = o.commit(ctx, effect{
+		write: func(ctx context.Context, tx pgx.Tx, x *row, now time.Time) error {
+			if x.state == StateDetached {
+				events = []Event{{Type: EventSessionResumed, Time: now, EventData: EventData{Restored: &back}}}
+				number(events, x)
+				x.state = StateIdle
+				x.touch(now)
+				if err := clearResidency(ctx, tx, x); err != nil {
+					return err
+				}
+				b := &pgx.Batch{}
+				if err := insertEvents(b, x.tenant, x.id, events); err != nil {
+					return err
+				}
+				if err := sendBatch(ctx, tx, "resume session", b); err != nil {
+					return err
+				}
+			}
+			s.mu.Lock()
+			out = ResumeResult{s.viewLocked(x), back}
+			s.mu.Unlock()
+			return save(ctx, tx, out)
+		},
+		apply: func() { s.appendLocked(events) },
+	})
+	return out, err
+}
+
+func writeResidency(ctx context.Context, tx pgx.Tx, me uuid.UUID, x *row, res engine.Residency, now time.Time) error {
+	if err := clearResidency(ctx, tx, x); err != nil {
+		return err
+	}
+	for tier, tokens := range map[string]int{"device": res.Device, "host": res.Host, "disk": res.Disk} {
+		if tokens == 0 {
+			continue
+		}
+		_, err := tx.Exec(ctx, `INSERT INTO residency (tenant_id, session_id, server_id, tier, tokens, snapshots, updated_at)
+			VALUES ($1, $2, $3, $4, $5, $6, $7)`, x.tenant, x.id, me, tier, tokens, res.Snapshots, now)
+		if err != nil {
+			return fmt.Errorf("write residency: %w", err)
+		}
+	}
+	x.residency = Residency(res)
+	return nil
+}
+
+func clearResidency(ctx context.Context, tx pgx.Tx, x *row) error {
+	x.residency = Residency{}
+	if _, err := tx.Exec(ctx, `DELETE FROM residency WHERE tenant_id = $1 AND session_id = $2`, x.tenant, x.id); err != nil {
+		return fmt.Errorf("clear residency: %w", err)
+	}
+	return nil
+}

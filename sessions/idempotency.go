@@ -1,0 +1,128 @@
+package sessions
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const (
+	// IdempotencyKeyBytesMax bounds a key.
+	IdempotencyKeyBytesMax = 255
+
+	idempotencyTTL = 24 * time.Hour
+)
+
+type callKey struct{ tenant, route, key string }
+
+// save stores an answer in the transaction of its effect.
+type save func(ctx context.Context, tx pgx.Tx, answer any) error
+
+// once runs fn, or gives the stored answer of the same call made before. fn
+// must call save in its transaction. Without a key it just runs fn.
+func once[T any](ctx context.Context, m *Manager, call Call, fn func(save) (T, error)) (T, error) {
+	var zero T
+	if call.IdempotencyKey == "" {
+		return fn(func(context.Context, pgx.Tx, any) error { return nil })
+	}
+	if len(call.IdempotencyKey) > IdempotencyKeyBytesMax {
+		return zero, invalid("Idempotency-Key", "an idempotency key has at most %d bytes", IdempotencyKeyBytesMax)
+	}
+	leave, err := m.enterCall(ctx, call)
+	if err != nil {
+		return zero, err
+	}
+	defer leave()
+	answer, err := storedAnswer(ctx, m, call)
+	if err != nil {
+		return zero, err
+	}
+	if answer != nil {
+		var out T
+		if err := json.Unmarshal(answer, &out); err != nil {
+			return zero, fmt.Errorf("read stored answer: %w", err)
+		}
+		return out, nil
+	}
+	out, err := fn(func(ctx context.Context, tx pgx.Tx, answer any) error { return insertAnswer(ctx, tx, call, answer) })
+	if isUniqueViolation(err, "idempotency_pkey") { // another server was faster
+		return zero, fail(CodeIdempotencyRunning, "a call with this idempotency key is running")
+	}
+	return out, err
+}
+
+// enterCall keeps two calls with one key from running at once.
+func (m *Manager) enterCall(ctx context.Context, call Call) (leave func(), err error) {
+	k := callKey{call.Tenant, call.Route, call.IdempotencyKey}
+	for {
+		m.mu.Lock()
+		other, busy := m.calls[k]
+		if !busy {
+			done := make(chan struct{})
+			m.calls[k] = done
+			m.mu.Unlock()
+			return func() {
+				m.mu.Lock()
+				delete(m.calls, k)
+				m.mu.Unlock()
+				close(done)
+			}, nil
+		}
+		m.mu.Unlock()
+		if !call.Wait {
+			return nil, fail(CodeIdempotencyRunning, "a call with this idempotency key is running")
+		}
+		select {
+		case <-other:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func storedAnswer(ctx context.Context, m *Manager, call Call) ([]byte, error) {
+	var hash, answer []byte
+	err := m.pool.QueryRow(ctx, `SELECT body_hash, answer FROM idempotency
+		WHERE tenant_id = $1 AND route = $2 AND key = $3 AND expires_at > now()`,
+		call.Tenant, call.Route, call.IdempotencyKey).Scan(&hash, &answer)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, ledgerError("read idempotency key", err)
+	}
+	if !bytes.Equal(hash, call.BodyHash) {
+		return nil, &Error{Code: CodeIdempotencyMismatch, Field: "Idempotency-Key",
+			Message: "this idempotency key was used with another body"}
+	}
+	return answer, nil
+}
+
+func insertAnswer(ctx context.Context, tx pgx.Tx, call Call, answer any) error {
+	text, err := json.Marshal(answer)
+	if err != nil {
+		return fmt.Errorf("encode answer: %w", err)
+	}
+	hash := call.BodyHash
+	if hash == nil {
+		hash = []byte{}
+	}
+	// an expired row that nobody has swept yet gives way
+	_, err = tx.Exec(ctx, `DELETE FROM idempotency WHERE tenant_id = $1 AND route = $2 AND key = $3 AND expires_at <= now()`,
+		call.Tenant, call.Route, call.IdempotencyKey)
+	if err != nil {
+		return fmt.Errorf("clear idempotency key: %w", err)
+	}
+	_, err = tx.Exec(ctx, `INSERT INTO idempotency (tenant_id, route, key, body_hash, answer, created_at, expires_at)
+		VALUES ($1, $2, $3, $4, $5, now(), now() + $6::interval)`,
+		call.Tenant, call.Route, call.IdempotencyKey, hash, text, idempotencyTTL)
+	if err != nil {
+		return fmt.Errorf("store idempotency key: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,511 @@
+package sessions
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"rocket/engine"
+)
+
+const (
+	// idleLiveMax is how long an idle session that nobody waits on stays in
+	// memory. What its timeline holds stays in the engine's tree.
+	idleLiveMax = 30 * time.Minute
+
+	foreignRetry = 50 * time.Millisecond
+)
+
+type liveKey struct {
+	tenant string
+	id     uuid.UUID
+}
+
+// gate is a mutex whose waiters can give up.
+type gate chan struct{}
+
+func newGate() gate { return make(gate, 1) }
+
+func (g gate) lock(ctx context.Context) error {
+	select {
+	case g <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (g gate) tryLock() bool {
+	select {
+	case g <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+func (g gate) unlock() { <-g }
+
+// session is a session in memory.
+type session struct {
+	m      *Manager
+	key    liveKey
+	loaded chan struct{} // closed when row is there, or loadErr
+
+	loadErr error // before loaded is closed: the loader's
+
+	ops   gate // one operation at a time: held over a whole call
+	wlock gate // the right to write the ledger's rows: the writer's during its batch, an operation's during its transaction
+	alock gate // the right to append to the log and the line: the turn goroutine's, an operation's during its transaction
+
+	mu       sync.Mutex
+	row      row           // guarded by mu; as committed, but see log.next and line
+	gone     bool          // guarded by mu; no longer in the live map: look again
+	deleted  bool          // guarded by mu
+	line     []int32       // guarded by mu; nil until loadLine; with uncommitted tokens
+	hasLine  bool          // guarded by mu
+	seq      *engine.Seq   // guarded by mu; nil: nothing on the device
+	turn     *turn         // guarded by mu; the open one
+	log      window        // guarded by mu
+	waiters  int           // guarded by mu; Log.Wait calls
+	lastUsed time.Time     // guarded by mu
+	wake     chan struct{} // guarded by mu; closed and replaced when something becomes visible; nil: nobody waits
+
+	relist bool // guarded by mu; the writer met a held wlock
+
+	queued bool // guarded by writer.mu; in the writer's list
+}
+
+// acquire finds a session in memory or loads its row.
+func (m *Manager) acquire(ctx context.Context, tenant string, id uuid.UUID) (*session, error) {
+	k := liveKey{tenant, id}
+	for {
+		m.mu.Lock()
+		s, ok := m.live[k]
+		if !ok {
+			s = m.newSession(k)
+			m.live[k] = s
+		}
+		m.mu.Unlock()
+		if !ok {
+			x, err := selectRow(ctx, m.pool, tenant, id)
+			if err != nil {
+				s.loadErr = err
+				m.forget(s)
+				close(s.loaded)
+				return nil, err
+			}
+			s.set(x)
+			close(s.loaded)
+			return s, nil
+		}
+		select {
+		case <-s.loaded:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		if s.loadErr == nil {
+			return s, nil
+		}
+		if ErrorCode(s.loadErr) == CodeNotFound {
+			return nil, s.loadErr
+		} // another caller's deadline is not ours: try again
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (m *Manager) newSession(k liveKey) *session {
+	return &session{m: m, key: k, loaded: make(chan struct{}), ops: newGate(), wlock: newGate(), alock: newGate(), lastUsed: time.Now()}
+}
+
+// adopt puts a new session, with its first events, into the live map.
+func (m *Manager) adopt(x row, line []int32, events []Event) *session {
+	s := m.adoptHeld(x, line, events)
+	s.ops.unlock()
+	return s
+}
+
+// adoptHeld is adopt for a session that nobody may operate on yet.
+func (m *Manager) adoptHeld(x row, line []int32, events []Event) *session {
+	s := m.newSession(liveKey{x.tenant, x.id})
+	s.ops <- struct{}{}
+	s.row = x
+	s.line, s.hasLine = line, true
+	s.log.init(0)
+	m.mu.Lock()
+	m.live[s.key] = s
+	m.mu.Unlock()
+	s.mu.Lock()
+	s.appendLocked(events)
+	s.log.commit(x.lastSeq)
+	s.visibleLocked()
+	s.mu.Unlock()
+	close(s.loaded)
+	return s
+}
+
+func (s *session) set(x row) {
+	s.row = x
+	s.log.init(x.lastSeq)
+}
+
+// forget takes a session out of the live map. Whoever has it looks again.
+func (m *Manager) forget(s *session) {
+	s.mu.Lock()
+	s.gone = true
+	s.wakeLocked()
+	s.mu.Unlock()
+	m.mu.Lock()
+	if m.live[s.key] == s {
+		delete(m.live, s.key)
+	}
+	m.mu.Unlock()
+}
+
+// hold acquires a session and the right to operate on it. The caller unlocks
+// s.ops.
+func (m *Manager) hold(ctx context.Context, tenant, id string) (*session, error) {
+	u, err := parseSession(id)
+	if err != nil {
+		return nil, err
+	}
+	return m.holdID(ctx, tenant, u)
+}
+
+func (m *Manager) holdID(ctx context.Context, tenant string, id uuid.UUID) (*session, error) {
+	for {
+		s, err := m.acquire(ctx, tenant, id)
+		if err != nil {
+			return nil, err
+		}
+		if err := s.ops.lock(ctx); err != nil {
+			return nil, err
+		}
+		s.mu.Lock()
+		gone := s.gone
+		s.lastUsed = time.Now()
+		s.mu.Unlock()
+		if !gone {
+			return s, nil
+		}
+		s.ops.unlock()
+	}
+}
+
+// quiesce takes wlock and alock: the session's rows, log and line stand still.
+func (s *session) quiesce(ctx context.Context) error {
+	if err := s.wlock.lock(ctx); err != nil {
+		return ledgerError("wait for the ledger", err)
+	}
+	if err := s.alock.lock(ctx); err != nil {
+		s.wlock.unlock()
+		return ledgerError("wait for the turn", err)
+	}
+	return nil
+}
+
+func (s *session) release() {
+	s.alock.unlock()
+	s.wlock.unlock()
+	s.mu.Lock()
+	relist := s.relist
+	s.mu.Unlock()
+	if relist {
+		s.again()
+	}
+}
+
+// loadLine makes s.line there. The caller holds ops.
+func (s *session) loadLine(ctx context.Context) error {
+	s.mu.Lock()
+	has, length := s.hasLine, s.row.length
+	s.mu.Unlock()
+	if has {
+		return nil
+	}
+	line, err := selectLine(ctx, s.m.pool, s.key.tenant, s.key.id, 0, length)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	s.line, s.hasLine = line, true
+	s.mu.Unlock()
+	return nil
+}
+
+// operation is a call's exclusive hold on a session: ops, wlock and alock.
+type operation struct {
+	*session
+	handed bool // commit has taken over wlock and alock
+}
+
+// operate runs fn with the session held and standing still. fn commits at most
+// once, as its last step.
+func (m *Manager) operate(ctx context.Context, tenant, id string, fn func(o *operation) error) error {
+	s, err := m.hold(ctx, tenant, id)
+	if err != nil {
+		return err
+	}
+	defer s.ops.unlock()
+	return s.still(ctx, fn)
+}
+
+// still is operate for who holds ops already.
+func (s *session) still(ctx context.Context, fn func(o *operation) error) error {
+	wait, cancel := context.WithTimeout(ctx, opTimeout)
+	defer cancel()
+	if err := s.quiesce(wait); err != nil {
+		return err
+	}
+	o := &operation{session: s}
+	defer func() {
+		if !o.handed {
+			s.release()
+		}
+	}()
+	return fn(o)
+}
+
+// effect is one change of a session: its transaction and what it means in
+// memory.
+type effect struct {
+	// write changes the ledger and x, a copy of the row. It may be nil.
+	write    func(ctx context.Context, tx pgx.Tx, x *row, now time.Time) error
+	children int    // how many children write inserts
+	apply    func() // after the commit, with mu held; the row is x by then
+	abort    func() // when it did not happen
+}
+
+// commit makes an effect true and releases the session.
+//
+// The caller's context ends neither the transaction nor its consequences: what
+// was committed must be applied. A commit without an answer (a lost
+// connection) is settled behind: the session's rows and log stand still until
+// the ledger has said whether it happened.
+func (o *operation) commit(ctx context.Context, e effect) error {
+	o.handed = true
+	s := o.session
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), opTimeout)
+	defer cancel()
+	s.mu.Lock()
+	x := s.row
+	s.mu.Unlock()
+	began := time.Now()
+	f, err, unknown := s.transact(ctx, &x, e)
+	if unknown {
+		s.m.wg.Go(func() {
+			defer s.release()
+			if s.settle(x.rev) {
+				s.apply(&x, f, e)
+			} else if e.abort != nil {
+				e.abort()
+			}
+		})
+		return ledgerError("commit", err)
+	}
+	defer s.release()
+	if err != nil {
+		if e.abort != nil {
+			e.abort()
+		}
+		return s.refused(err)
+	}
+	s.m.counts.committed(time.Since(began))
+	s.apply(&x, f, e)
+	return nil
+}
+
+// transact runs an effect's transaction. x becomes the new row. unknown says
+// that the commit got no answer.
+func (s *session) transact(ctx context.Context, x *row, e effect) (f *flush, err error, unknown bool) {
+	tx, err := s.m.pool.Begin(ctx)
+	if err != nil {
+		return nil, err, false
+	}
+	if f, err = s.write(ctx, tx, x, e); err != nil {
+		tx.Rollback(context.WithoutCancel(ctx)) // the first error counts
+		return nil, err, false
+	}
+	err = tx.Commit(ctx)
+	return f, err, err != nil && isUnavailable(err)
+}
+
+func (s *session) write(ctx context.Context, tx pgx.Tx, x *row, e effect) (*flush, error) {
+	now, err := lockSession(ctx, tx, s.m.me, x)
+	if err != nil {
+		return nil, err
+	}
+	// what the writer has not come to yet goes first: rows follow the log's order
+	s.mu.Lock()
+	f := s.flushLocked()
+	s.mu.Unlock()
+	if f != nil {
+		b := &pgx.Batch{}
+		if err := f.queue(b); err != nil {
+			return nil, err
+		}
+		if err := sendBatch(ctx, tx, "flush tokens", b); err != nil {
+			return nil, err
+		}
+		f.advance(x)
+	}
+	if e.write != nil {
+		if err := e.write(ctx, tx, x, now); err != nil {
+			return nil, err
+		}
+	}
+	return f, updateSession(ctx, tx, s.m.me, x, e.children)
+}
+
+func (s *session) apply(x *row, f *flush, e effect) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f != nil {
+		s.flushedLocked(f)
+	}
+	s.row = *x
+	if e.apply != nil {
+		e.apply()
+	}
+	s.log.commit(x.lastSeq)
+	s.visibleLocked()
+}
+
+// refused maps the errors of a transaction that has not happened. A row that
+// is not what memory says is forgotten, the next call loads it anew.
+func (s *session) refused(err error) error {
+	switch {
+	case errors.Is(err, errForeign):
+		return &Error{Code: CodeOverloaded, Message: "another server has this session", cause: err}
+	case errors.Is(err, errStale):
+		s.fence()
+		return &Error{Code: CodeOverloaded, Message: "the session has just changed, try again", cause: err}
+	}
+	return ledgerError("write session", err)
+}
+
+// fence gives up a session that the ledger says is another's, or not as this
+// server believes: a running turn ends without a word, the next call loads
+// what is true.
+func (s *session) fence() {
+	s.m.log.Error("session fenced", "session", sessionID(s.key.id))
+	s.mu.Lock()
+	t, seq := s.turn, s.seq
+	s.turn, s.seq = nil, nil
+	s.mu.Unlock()
+	if t != nil {
+		t.abandon()
+	}
+	s.m.forget(s)
+	if seq != nil {
+		s.m.eng.Release(seq)
+	}
+}
+
+// settle asks the ledger, until it answers, whether the write that made rev
+// happened.
+func (s *session) settle(rev int64) bool {
+	for delay := writerRetryMin; ; delay = min(2*delay, writerRetryMax) {
+		var got int64
+		ctx, cancel := context.WithTimeout(context.Background(), opTimeout)
+		err := s.m.pool.QueryRow(ctx, "SELECT rev FROM sessions WHERE tenant_id = $1 AND id = $2", s.key.tenant, s.key.id).Scan(&got)
+		cancel()
+		switch {
+		case err == nil:
+			return got >= rev
+		case errors.Is(err, pgx.ErrNoRows): // a deletion that happened
+			return true
+		case !isUnavailable(err):
+			s.m.log.Error("settle a commit", "session", sessionID(s.key.id), "error", err)
+			return false
+		}
+		select {
+		case <-time.After(delay):
+		case <-s.m.ctx.Done():
+			return false
+		}
+	}
+}
+
+// wakeLocked wakes the readers of the log.
+func (s *session) wakeLocked() {
+	if s.wake != nil {
+		close(s.wake)
+		s.wake = nil
+	}
+}
+
+// coldStart opens s's timeline if there is none. lazy: prefill when a turn
+// starts, not behind. The caller holds ops and has the line loaded.
+func (s *session) coldStart(ctx context.Context, lazy bool) (engine.Restored, error) {
+	s.mu.Lock()
+	seq, line := s.seq, s.line
+	s.mu.Unlock()
+	if seq != nil {
+		r := seq.Residency()
+		return engine.Restored{Device: r.Device}, nil
+	}
+	seq, got, err := s.m.eng.Open(ctx, line, engine.OpenOptions{Namespace: namespace(s.key.tenant), Lazy: lazy})
+	if err != nil {
+		return got, engineError("open timeline", err, "")
+	}
+	s.mu.Lock()
+	s.seq = seq
+	s.mu.Unlock()
+	return got, nil
+}
+
+// dropSeq lets go of the timeline. The caller holds ops; no turn is open.
+func (s *session) dropSeq() {
+	s.mu.Lock()
+	seq := s.seq
+	s.seq = nil
+	s.mu.Unlock()
+	if seq != nil {
+		s.m.eng.Release(seq)
+	}
+}
+
+// view is the session as clients see it, with where its bytes are now.
+func (s *session) view() Session {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.viewLocked(&s.row)
+}
+
+func (s *session) viewLocked(x *row) Session {
+	v := x.session()
+	if s.seq != nil {
+		v.Residency = Residency(s.seq.Residency())
+	}
+	return v
+}
+
+// engineError gives an engine's error its code. field is the request's part
+// that brought the tokens.
+func engineError(what string, err error, field string) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return err
+	case errors.Is(err, engine.ErrQueueFull):
+		return &Error{Code: CodeQueueFull, Message: "the queue of waiting turns is full", cause: err}
+	case errors.Is(err, engine.ErrContextLimit):
+		return &Error{Code: CodeContextLimit, Field: field, Message: "the line would be longer than the model's context", cause: err}
+	case errors.Is(err, engine.ErrPoolFull):
+		return &Error{Code: CodeOverloaded, Message: "device memory is full", cause: err}
+	case errors.Is(err, engine.ErrClosed):
+		return &Error{Code: CodeOverloaded, Message: "the engine is shutting down", cause: err}
+	case errors.Is(err, engine.ErrBusy):
+		return &Error{Code: CodeTurnInProgress, Message: "a turn is in progress", cause: err}
+	}
+	return &Error{Code: CodeInternal, Message: what + " failed", cause: fmt.Errorf("%s: %w", what, err)}
+}

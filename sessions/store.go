@@ -1,0 +1,322 @@
+package sessions
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// querier is what a pool and a transaction have in common.
+type querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// row is a session as the ledger has it.
+type row struct {
+	tenant                 string
+	id, root               uuid.UUID
+	parent                 *uuid.UUID
+	forkedAt               *int
+	model                  string
+	state                  State
+	owner                  *uuid.UUID
+	epoch, rev             int64
+	length                 int
+	lastSeq                int64
+	turnCount, childCount  int
+	title                  string
+	labels                 map[string]string
+	pin                    bool
+	ttl                    *int
+	created, updated       time.Time
+	expires, deleted       *time.Time
+	residency              Residency
+	modelDigest, tokDigest string
+	parity                 string
+}
+
+const rowColumns = `s.tenant_id, s.id, s.root_id, s.parent_id, s.forked_at, s.model, s.state, s.owner_server, s.epoch, s.rev,
+	s.length, s.last_seq, s.turn_count, s.child_count, s.title, s.labels, s.pin, s.ttl_seconds,
+	s.created_at, s.updated_at, s.expires_at, s.deleted_at, s.model_digest, s.tokenizer_digest, s.parity_class,
+	(SELECT jsonb_build_object(
+		'device', coalesce(sum(tokens) FILTER (WHERE tier = 'device'), 0),
+		'host', coalesce(sum(tokens) FILTER (WHERE tier = 'host'), 0),
+		'disk', coalesce(sum(tokens) FILTER (WHERE tier = 'disk'), 0),
+		'snapshots', coalesce(max(snapshots), 0))
+	FROM residency p WHERE p.tenant_id = s.tenant_id AND p.session_id = s.id)`
+
+func scanRow(r pgx.CollectableRow) (row, error) {
+	var x row
+	err := r.Scan(&x.tenant, &x.id, &x.root, &x.parent, &x.forkedAt, &x.model, &x.state, &x.owner, &x.epoch, &x.rev,
+		&x.length, &x.lastSeq, &x.turnCount, &x.childCount, &x.title, &x.labels, &x.pin, &x.ttl,
+		&x.created, &x.updated, &x.expires, &x.deleted, &x.modelDigest, &x.tokDigest, &x.parity, &x.residency)
+	return x, err
+}
+
+// session is the row as clients see it.
+func (x *row) session() Session {
+	s := Session{
+		ID: sessionID(x.id), Object: "session", Model: x.model, Title: x.title, Labels: x.labels, State: x.state,
+		RootID: sessionID(x.root), ForkedAt: x.forkedAt, Length: x.length, TurnCount: x.turnCount, ChildCount: x.childCount,
+		Residency: x.residency, LastSeq: x.lastSeq, Epoch: x.epoch, TTLSeconds: x.ttl, Pin: x.pin,
+		CreatedAt: x.created.UTC(), UpdatedAt: x.updated.UTC(),
+	}
+	if s.Labels == nil {
+		s.Labels = map[string]string{}
+	}
+	if x.parent != nil {
+		id := sessionID(*x.parent)
+		s.ParentID = &id
+	}
+	if x.expires != nil && x.state != StateRunning && x.state != StateClosed {
+		t := x.expires.UTC()
+		s.ExpiresAt = &t
+	}
+	return s
+}
+
+// selectRow reads one session that is not deleted.
+func selectRow(ctx context.Context, q querier, tenant string, id uuid.UUID) (row, error) {
+	rows, err := q.Query(ctx, `SELECT `+rowColumns+` FROM sessions s
+		WHERE s.tenant_id = $1 AND s.id = $2 AND s.deleted_at IS NULL`, tenant, id)
+	if err != nil {
+		return row{}, ledgerError("read session", err)
+	}
+	x, err := pgx.CollectExactlyOneRow(rows, scanRow)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return row{}, notFound("session", sessionID(id))
+	}
+	if err != nil {
+		return row{}, ledgerError("read session", err)
+	}
+	return x, nil
+}
+
+// lines selects the sessions whose runs make up a session's line: itself and
+// its ancestors, each cut where the younger one leaves it.
+const linesCTE = `WITH RECURSIVE line AS (
+	SELECT s.tenant_id, s.id, s.parent_id, s.forked_at, $3::int AS cut, 0 AS depth
+	FROM sessions s WHERE s.tenant_id = $1 AND s.id = $2
+	UNION ALL
+	SELECT p.tenant_id, p.id, p.parent_id, p.forked_at, least(l.cut, l.forked_at), l.depth + 1
+	FROM line l JOIN sessions p ON p.tenant_id = l.tenant_id AND p.id = l.parent_id
+	WHERE l.parent_id IS NOT NULL
+)`
+
+// selectLine reads [from, to) of a session's line, over all its ancestors, in
+// one query.
+func selectLine(ctx context.Context, q querier, tenant string, id uuid.UUID, from, to int) ([]int32, error) {
+	if from >= to {
+		return []int32{}, nil
+	}
+	rows, err := q.Query(ctx, linesCTE+`
+		SELECT r.tok_from, r.ids[1:least(l.cut - r.tok_from, cardinality(r.ids))]
+		FROM line l JOIN token_runs r ON r.tenant_id = l.tenant_id AND r.session_id = l.id
+		WHERE r.tok_from < l.cut AND r.tok_from + cardinality(r.ids) > $4
+		ORDER BY r.tok_from`, tenant, id, to, from)
+	if err != nil {
+		return nil, ledgerError("read line", err)
+	}
+	line := make([]int32, 0, to-from)
+	at := from
+	var start int
+	var ids []int32
+	_, err = pgx.ForEachRow(rows, []any{&start, &ids}, func() error {
+		if start > at {
+			return fmt.Errorf("the ledger has no tokens [%d, %d) of %s", at, start, sessionID(id))
+		}
+		ids = ids[min(at-start, len(ids)):]
+		line = append(line, ids...)
+		at += len(ids)
+		return nil
+	})
+	if err != nil {
+		return nil, ledgerError("read line", err)
+	}
+	if at != to {
+		return nil, fmt.Errorf("the ledger has no tokens [%d, %d) of %s", at, to, sessionID(id))
+	}
+	return line, nil
+}
+
+// lockSession locks a session's row for an owner's write. The row must be the
+// one that the caller knows (rev) and not be another server's.
+func lockSession(ctx context.Context, tx pgx.Tx, me uuid.UUID, known *row) (now time.Time, err error) {
+	var owner *uuid.UUID
+	var epoch, rev int64
+	var deleted *time.Time
+	err = tx.QueryRow(ctx, `SELECT owner_server, epoch, rev, deleted_at, now() FROM sessions
+		WHERE tenant_id = $1 AND id = $2 FOR UPDATE`, known.tenant, known.id).Scan(&owner, &epoch, &rev, &deleted, &now)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows) || err == nil && deleted != nil:
+		return now, notFound("session", sessionID(known.id))
+	case err != nil:
+		return now, fmt.Errorf("lock session: %w", err)
+	case owner != nil && *owner != me:
+		return now, errForeign
+	case epoch != known.epoch || rev != known.rev:
+		return now, errStale
+	}
+	return now.UTC(), nil
+}
+
+var (
+	// errForeign: another server owns the session.
+	errForeign = errors.New("session is owned by another server")
+	// errStale: the ledger's row is not the one in memory.
+	errStale = errors.New("session changed in the ledger")
+)
+
+// updateSession writes an owner's image of a row that lockSession has locked,
+// and counts the write. The image gets the new rev.
+func updateSession(ctx context.Context, tx pgx.Tx, me uuid.UUID, x *row, newChildren int) error {
+	closed := x.state == StateClosed
+	err := tx.QueryRow(ctx, `UPDATE sessions SET owner_server = $3, rev = rev + 1, epoch = $4, state = $5, length = $6,
+			last_seq = $7, turn_count = $8, child_count = child_count + $9, title = $10, labels = $11, pin = $12,
+			ttl_seconds = $13, updated_at = $14, expires_at = $15,
+			closed_at = CASE WHEN $16 THEN coalesce(closed_at, $14) END
+		WHERE tenant_id = $1 AND id = $2 RETURNING child_count`,
+		x.tenant, x.id, me, x.epoch, x.state, x.length, x.lastSeq, x.turnCount, newChildren, x.title, x.labels, x.pin,
+		x.ttl, x.updated, x.expires, closed).Scan(&x.childCount)
+	if errors.Is(err, pgx.ErrNoRows) && x.deleted != nil {
+		err = nil // the last one of its tree: the row is gone
+	}
+	if err != nil {
+		return fmt.Errorf("update session: %w", err)
+	}
+	x.rev++
+	x.owner = &me
+	return nil
+}
+
+// touch moves a session's idle time on.
+func (x *row) touch(now time.Time) {
+	x.updated = now
+	x.expires = nil
+	if x.ttl != nil && x.state != StateClosed {
+		t := now.Add(time.Duration(*x.ttl) * time.Second)
+		x.expires = &t
+	}
+}
+
+func insertSessions(ctx context.Context, tx pgx.Tx, all []*row) error {
+	b := &pgx.Batch{}
+	for _, x := range all {
+		b.Queue(`INSERT INTO sessions (tenant_id, id, parent_id, forked_at, root_id, model, model_digest, tokenizer_digest,
+				parity_class, state, owner_server, epoch, rev, length, last_seq, title, labels, pin, ttl_seconds,
+				created_at, updated_at, expires_at)
+			VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22)`,
+			x.tenant, x.id, x.parent, x.forkedAt, x.root, x.model, x.modelDigest, x.tokDigest, x.parity, x.state, x.owner,
+			x.epoch, x.rev, x.length, x.lastSeq, x.title, x.labels, x.pin, x.ttl, x.created, x.updated, x.expires)
+	}
+	return sendBatch(ctx, tx, "insert sessions", b)
+}
+
+func insertEvents(b *pgx.Batch, tenant string, session uuid.UUID, events []Event) error {
+	for _, e := range events {
+		data, err := json.Marshal(e.EventData)
+		if err != nil {
+			return fmt.Errorf("encode event: %w", err)
+		}
+		var turn *uuid.UUID
+		if id, ok := parseID(turnPrefix, e.TurnID); ok {
+			turn = &id
+		}
+		b.Queue(`INSERT INTO events (tenant_id, session_id, seq, epoch, type, turn_id, time, data)
+			VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`, tenant, session, e.Seq, e.Epoch, e.Type, turn, e.Time, data)
+	}
+	return nil
+}
+
+func sendBatch(ctx context.Context, tx pgx.Tx, what string, b *pgx.Batch) error {
+	if b.Len() == 0 {
+		return nil
+	}
+	if err := tx.SendBatch(ctx, b).Close(); err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return nil
+}
+
+// run is one row of token_runs.
+type run struct {
+	tokFrom  int
+	ids      []int32
+	turn     *uuid.UUID
+	firstSeq int64
+	cuts     []int16
+	atMS     []int32
+	base     time.Time
+	epoch    int64
+}
+
+func insertRun(b *pgx.Batch, tenant string, session uuid.UUID, r run) {
+	if r.cuts == nil {
+		r.cuts, r.atMS = []int16{}, []int32{}
+	}
+	b.Queue(`INSERT INTO token_runs (tenant_id, session_id, tok_from, ids, turn_id, first_seq, cuts, at_ms, base_time, epoch)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`,
+		tenant, session, r.tokFrom, r.ids, r.turn, r.firstSeq, r.cuts, r.atMS, r.base, r.epoch)
+}
+
+// ledgerError gives a failed statement its code: whether the ledger is away or
+// something is wrong.
+func ledgerError(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e
+	}
+	if errors.Is(err, context.Canceled) {
+		return err
+	}
+	if isUnavailable(err) {
+		return &Error{Code: CodeLedgerUnavailable, Message: "the ledger does not answer", cause: fmt.Errorf("%s: %w", what, err)}
+	}
+	return &Error{Code: CodeInternal, Message: what + " failed", cause: err}
+}
+
+// isUnavailable tells whether err is about reaching Postgres rather than about
+// what it was asked.
+func isUnavailable(err error) bool {
+	e, ok := errors.AsType[*pgconn.PgError](err)
+	if !ok {
+		return !errors.Is(err, pgx.ErrNoRows) && isConnError(err)
+	}
+	switch e.Code[:2] {
+	case "08", "57", "53": // connection, shutting down or starting up, out of resources
+		return true
+	}
+	return false
+}
+
+func isConnError(err error) bool {
+	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
+		return true
+	}
+	if _, ok := errors.AsType[net.Error](err); ok {
+		return true
+	}
+	for _, known := range []error{io.EOF, io.ErrUnexpectedEOF, context.DeadlineExceeded, pgconn.ErrConnClosed} {
+		if errors.Is(err, known) {
+			return true
+		}
+	}
+	return false
+}
+
+// isUniqueViolation tells whether a constraint of that name refused a row.
+func isUniqueViolation(err error, constraint string) bool {
+	e, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && e.Code == "23505" && e.ConstraintName == constraint
+}

@@ -1,0 +1,135 @@
+package sessions
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+)
+
+// turnRow is a turn as the ledger has it.
+type turnRow struct {
+	tenant                string
+	id, session           uuid.UUID
+	state                 TurnState
+	request               []byte
+	seed                  int64
+	prompt                []int32
+	from, promptTo, to    int
+	text                  string
+	finish                *string
+	usage, problem, probs []byte
+	created               time.Time
+	started, ended        *time.Time
+	inherited, clipped    bool
+}
+
+const turnColumns = `t.tenant_id, t.id, t.session_id, t.state, t.request, t.seed, t.prompt, t.tok_from, t.prompt_to, t.tok_to,
+	t.text, t.finish_reason, t.usage, t.error, t.logprobs, t.created_at, t.started_at, t.ended_at`
+
+func (x *turnRow) fields() []any {
+	return []any{&x.tenant, &x.id, &x.session, &x.state, &x.request, &x.seed, &x.prompt, &x.from, &x.promptTo, &x.to,
+		&x.text, &x.finish, &x.usage, &x.problem, &x.probs, &x.created, &x.started, &x.ended}
+}
+
+func (x *turnRow) stops() ([]string, error) {
+	var r TurnRequest
+	if err := json.Unmarshal(x.request, &r); err != nil {
+		return nil, fmt.Errorf("read request of %s: %w", turnID(x.id), err)
+	}
+	return r.Stop, nil
+}
+
+// turn is the row as clients see it, without tokens.
+func (x *turnRow) turn() (Turn, error) {
+	t := Turn{
+		ID: turnID(x.id), Object: "turn", SessionID: sessionID(x.session), State: x.state, Text: x.text, FinishReason: x.finish,
+		From: x.from, To: x.to, Seed: x.seed, Inherited: x.inherited, CreatedAt: x.created.UTC(),
+		StartedAt: utc(x.started), EndedAt: utc(x.ended),
+	}
+	for _, f := range []struct {
+		data []byte
+		to   any
+	}{{x.usage, &t.Usage}, {x.problem, &t.Error}, {x.probs, &t.Logprobs}} {
+		if f.data != nil {
+			if err := json.Unmarshal(f.data, f.to); err != nil {
+				return t, fmt.Errorf("read %s: %w", t.ID, err)
+			}
+		}
+	}
+	if x.clipped { // what it came to later is not part of this line
+		t.FinishReason, t.Usage, t.Error, t.Logprobs = nil, nil, nil, nil
+		t.State = TurnCompleted
+	}
+	return t, nil
+}
+
+func utc(t *time.Time) *time.Time {
+	if t == nil {
+		return nil
+	}
+	u := t.UTC()
+	return &u
+}
+
+func insertTurn(ctx context.Context, tx pgx.Tx, x *turnRow) error {
+	_, err := tx.Exec(ctx, `INSERT INTO turns (tenant_id, id, session_id, state, request, seed, prompt, tok_from, prompt_to, tok_to,
+			created_at, started_at)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)`,
+		x.tenant, x.id, x.session, x.state, x.request, x.seed, x.prompt, x.from, x.promptTo, x.to, x.created, x.started)
+	if isUniqueViolation(err, "turns_one_open") {
+		return fail(CodeTurnInProgress, "a turn is in progress")
+	}
+	if err != nil {
+		return fmt.Errorf("insert turn: %w", err)
+	}
+	return nil
+}
+
+// selectTurns reads own and inherited turns of a session whose line has length
+// tokens, newest first, those older than after if it is given.
+func selectTurns(ctx context.Context, q querier, tenant string, session uuid.UUID, length int, after *uuid.UUID, limit int) ([]turnRow, error) {
+	rows, err := q.Query(ctx, linesCTE+`
+		SELECT `+turnColumns+`, l.depth > 0, l.cut
+		FROM line l JOIN turns t ON t.tenant_id = l.tenant_id AND t.session_id = l.id
+		WHERE (l.depth = 0 OR t.tok_from < l.cut AND t.tok_to > t.tok_from) AND ($4::uuid IS NULL OR t.id < $4)
+		ORDER BY t.id DESC LIMIT $5`, tenant, session, length, after, limit)
+	if err != nil {
+		return nil, ledgerError("read turns", err)
+	}
+	list, err := pgx.CollectRows(rows, scanTurn)
+	return list, ledgerError("read turns", err)
+}
+
+// selectTurn reads one own or inherited turn.
+func selectTurn(ctx context.Context, q querier, tenant string, session uuid.UUID, length int, id uuid.UUID) (turnRow, error) {
+	rows, err := q.Query(ctx, linesCTE+`
+		SELECT `+turnColumns+`, l.depth > 0, l.cut
+		FROM line l JOIN turns t ON t.tenant_id = l.tenant_id AND t.session_id = l.id
+		WHERE t.id = $4 AND (l.depth = 0 OR t.tok_from < l.cut AND t.tok_to > t.tok_from)`, tenant, session, length, id)
+	if err != nil {
+		return turnRow{}, ledgerError("read turn", err)
+	}
+	x, err := pgx.CollectExactlyOneRow(rows, scanTurn)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return x, notFound("turn", turnID(id))
+	}
+	return x, ledgerError("read turn", err)
+}
+
+func scanTurn(r pgx.CollectableRow) (turnRow, error) {
+	var x turnRow
+	var cut int
+	err := r.Scan(append(x.fields(), &x.inherited, &cut)...)
+	if x.state == TurnRunning { // tok_to is written at its end; the line's is what there is by now
+		x.to = cut
+		x.clipped = x.inherited
+	} else if x.inherited && x.to > cut {
+		x.to, x.clipped = cut, true
+	}
+	return x, err
+}

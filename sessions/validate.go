@@ -1,0 +1,133 @@
+package sessions
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"unicode/utf8"
+)
+
+// checkTurn refuses what makes no sense and fills in the defaults.
+func checkTurn(r *TurnRequest) error {
+	if err := checkPrompt(r.Messages, r.Input); err != nil {
+		return err
+	}
+	for _, f := range []struct {
+		name     string
+		v        **int
+		standard int
+		min, max int
+	}{{"max_tokens", &r.MaxTokens, MaxTokensDefault, 1, math.MaxInt32}, {"top_k", &r.TopK, 0, 0, TopKMax}} {
+		if *f.v == nil {
+			*f.v = &f.standard
+		}
+		if **f.v < f.min || **f.v > f.max {
+			return invalid(f.name, "must be between %d and %d", f.min, f.max)
+		}
+	}
+	for _, f := range []struct {
+		name     string
+		v        **float64
+		standard float64
+		min, max float64
+	}{{"temperature", &r.Temperature, 0, 0, TemperatureMax}, {"top_p", &r.TopP, 1, 0, 1}} {
+		if *f.v == nil {
+			*f.v = &f.standard
+		}
+		if v := **f.v; !(v >= f.min && v <= f.max) {
+			return invalid(f.name, "must be between %g and %g", f.min, f.max)
+		}
+	}
+	if *r.TopP == 0 {
+		return invalid("top_p", "must be greater than 0")
+	}
+	if r.Logprobs != nil && (*r.Logprobs < 0 || *r.Logprobs > LogprobsMax) {
+		return invalid("logprobs", "must be between 0 and %d", LogprobsMax)
+	}
+	if r.MTP != nil && r.MTP.MaxDepth != nil && (*r.MTP.MaxDepth < 0 || *r.MTP.MaxDepth > MTPDepthMax) {
+		return invalid("mtp.max_depth", "must be between 0 and %d", MTPDepthMax)
+	}
+	if len(r.Stop) > StopMax {
+		return invalid("stop", "at most %d stop strings are allowed", StopMax)
+	}
+	for i, stop := range r.Stop {
+		if err := checkText(fmt.Sprintf("stop[%d]", i), stop, StopBytesMax); err != nil {
+			return err
+		}
+		if stop == "" {
+			return invalid(fmt.Sprintf("stop[%d]", i), "must not be empty")
+		}
+	}
+	if r.Seed == nil {
+		seed := rand.Int64N(SeedDrawnMax)
+		r.Seed = &seed
+	}
+	if *r.Seed < 0 {
+		return invalid("seed", "must not be negative")
+	}
+	return nil
+}
+
+func checkPrompt(msgs []Message, input *string) error {
+	if len(msgs) > 0 && input != nil {
+		return invalid("input", "messages and input exclude each other")
+	}
+	if len(msgs) > MessagesMax {
+		return invalid("messages", "at most %d messages are allowed", MessagesMax)
+	}
+	for i, m := range msgs {
+		if m.Role == "" {
+			return invalid(fmt.Sprintf("messages[%d].role", i), "must not be empty")
+		}
+		if !utf8.ValidString(m.Content) || strings.ContainsRune(m.Content, 0) {
+			return invalid(fmt.Sprintf("messages[%d].content", i), "must be UTF-8 text without NUL characters")
+		}
+	}
+	if input != nil && (!utf8.ValidString(*input) || strings.ContainsRune(*input, 0)) {
+		return invalid("input", "must be UTF-8 text without NUL characters")
+	}
+	return nil
+}
+
+// checkText refuses what Postgres cannot store and what is too long.
+func checkText(field, text string, bytesMax int) error {
+	switch {
+	case len(text) > bytesMax:
+		return invalid(field, "must have at most %d bytes", bytesMax)
+	case !utf8.ValidString(text):
+		return invalid(field, "must be UTF-8")
+	case strings.ContainsRune(text, 0):
+		return invalid(field, "must not contain NUL characters")
+	}
+	return nil
+}
+
+func checkLabels(field string, labels map[string]string) error {
+	if len(labels) > LabelsMax {
+		return invalid(field, "at most %d labels are allowed", LabelsMax)
+	}
+	for k, v := range labels {
+		if k == "" {
+			return invalid(field, "a label's name must not be empty")
+		}
+		if err := checkText(field+"."+k, k, LabelKeyBytesMax); err != nil {
+			return err
+		}
+		if err := checkText(field+"."+k, v, LabelValueBytesMax); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkTTL takes a TTL of 0 for none.
+func checkTTL(seconds *int) (*int, error) {
+	switch {
+	case seconds == nil || *seconds == 0:
+		return nil, nil
+	case *seconds < 0 || *seconds > TTLSecondsMax:
+		return nil, invalid("ttl_seconds", "must be between 0 and %d", TTLSecondsMax)
+	}
+	return seconds, nil
+}

@@ -1,0 +1,291 @@
+package sessions
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+)
+
+const (
+	// flushDelay is how long the first tokens of a batch wait for those of
+	// other sessions. Starts and ends of turns do not wait.
+	flushDelay = 5 * time.Millisecond
+
+	// ledgerAwayMax is how long a turn goes on (held back by the engine at
+	// engine.MaxUncommitted tokens) while the ledger does not answer.
+	ledgerAwayMax = 60 * time.Second
+
+	writerRetryMin = 20 * time.Millisecond
+	writerRetryMax = time.Second
+)
+
+// writer is the one goroutine that appends tokens to the ledger: what all
+// sessions have seen since its last commit goes into one transaction.
+type writer struct {
+	m    *Manager
+	kick chan struct{} // capacity 1
+	rush chan struct{} // capacity 1; do not wait for more
+
+	mu   sync.Mutex
+	list []*session // guarded by mu; sessions with something pending
+
+	downSince atomic.Int64 // Unix nanoseconds; 0: the last batch was committed
+	awayMax   time.Duration
+}
+
+func newWriter(m *Manager) *writer {
+	return &writer{m: m, kick: make(chan struct{}, 1), rush: make(chan struct{}, 1), awayMax: ledgerAwayMax}
+}
+
+// add puts a session on the list. urgent cuts the delay short.
+func (w *writer) add(s *session, urgent bool) {
+	w.mu.Lock()
+	if !s.queued {
+		s.queued = true
+		w.list = append(w.list, s)
+	}
+	w.mu.Unlock()
+	signal(w.kick)
+	if urgent {
+		signal(w.rush)
+	}
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+func (w *writer) loop() {
+	delay := time.NewTimer(0)
+	<-delay.C
+	for {
+		select {
+		case <-w.kick:
+		case <-w.m.ctx.Done():
+			return
+		}
+		delay.Reset(flushDelay)
+		select {
+		case <-delay.C:
+		case <-w.rush:
+		case <-w.m.ctx.Done():
+			return
+		}
+		w.write(w.take())
+	}
+}
+
+// take collects a flush of every listed session, whose wlock it then holds. A
+// session that an operation holds stays listed; the operation's own
+// transaction will write what is pending, or its release lists it again.
+func (w *writer) take() []*flush {
+	w.mu.Lock()
+	list := w.list
+	w.list = nil
+	for _, s := range list {
+		s.queued = false
+	}
+	w.mu.Unlock()
+	var out []*flush
+	for _, s := range list {
+		if !s.wlock.tryLock() {
+			s.mu.Lock()
+			s.relist = true
+			s.mu.Unlock()
+			if !s.wlock.tryLock() { // else it was released in between
+				continue
+			}
+		}
+		s.mu.Lock()
+		var f *flush
+		if s.turn != nil {
+			f = s.flushLocked()
+		}
+		s.mu.Unlock()
+		if f == nil {
+			s.wlock.unlock()
+			continue
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+// write commits the flushes, trying for as long as the ledger is away. If it
+// refuses the batch, each session is written by itself, so that one session's
+// fault is its own.
+func (w *writer) write(batch []*flush) {
+	if len(batch) == 0 {
+		return
+	}
+	began := time.Now()
+	for delay := writerRetryMin; ; delay = min(2*delay, writerRetryMax) {
+		err := w.commit(batch)
+		if err == nil {
+			w.downSince.Store(0)
+			w.m.counts.batch(time.Since(began))
+			return
+		}
+		if !isUnavailable(err) {
+			if len(batch) > 1 {
+				for _, f := range batch {
+					w.write([]*flush{f})
+				}
+				return
+			}
+			w.m.log.Error("the ledger refuses a session's tokens", "session", sessionID(batch[0].key.id), "error", err)
+			batch[0].s.fence()
+			batch[0].s.wlock.unlock()
+			return
+		}
+		w.away(began, batch, err)
+		select {
+		case <-time.After(delay):
+		case <-w.m.ctx.Done():
+			for _, f := range batch {
+				f.s.wlock.unlock()
+			}
+			return
+		}
+	}
+}
+
+// away notes that the ledger does not answer, and fails the turns that have
+// waited too long. Their ends are written when it is back.
+func (w *writer) away(since time.Time, batch []*flush, err error) {
+	if w.downSince.CompareAndSwap(0, since.UnixNano()) {
+		w.m.log.Error("the ledger does not answer", "error", err)
+	}
+	if time.Since(since) < w.awayMax {
+		return
+	}
+	for _, f := range batch {
+		f.t.fail(CodeLedgerUnavailable, "the ledger did not answer")
+	}
+	w.m.failWaiting()
+}
+
+// commit writes a batch in one transaction and makes it true in memory.
+func (w *writer) commit(batch []*flush) error {
+	ctx, cancel := context.WithTimeout(context.Background(), opTimeout)
+	defer cancel()
+	known := map[liveKey]int64{}
+	err := pgx.BeginFunc(ctx, w.m.pool, func(tx pgx.Tx) error {
+		var err error
+		if known, err = w.lock(ctx, tx, batch); err != nil {
+			return err
+		}
+		b := &pgx.Batch{}
+		for _, f := range batch {
+			if rev, ok := known[f.key]; !ok || rev != f.rev {
+				continue // fenced, or already written by an earlier try
+			}
+			if err := f.queue(b); err != nil {
+				return err
+			}
+			f.s.mu.Lock()
+			x := f.s.row
+			f.s.mu.Unlock()
+			f.queueSession(b, x)
+		}
+		return sendBatch(ctx, tx, "append tokens", b)
+	})
+	for _, f := range batch {
+		f.tries++
+	}
+	if err != nil {
+		return err
+	}
+	for _, f := range batch {
+		rev, ok := known[f.key]
+		// a try before this one may have been committed without an answer
+		if !ok || rev != f.rev && (f.tries == 1 || rev != f.rev+1) {
+			f.s.fence()
+			f.s.wlock.unlock()
+			continue
+		}
+		f.s.mu.Lock()
+		f.s.row.rev++
+		f.s.flushedLocked(f)
+		f.s.mu.Unlock()
+		f.s.wlock.unlock()
+		f.s.again()
+	}
+	return nil
+}
+
+// lock selects the sessions that are still this server's, and their revs. The
+// rows are locked in the order of their keys, as every transaction does.
+func (w *writer) lock(ctx context.Context, tx pgx.Tx, batch []*flush) (map[liveKey]int64, error) {
+	tenants, ids, epochs := make([]string, len(batch)), make([]uuid.UUID, len(batch)), make([]int64, len(batch))
+	for i, f := range batch {
+		tenants[i], ids[i], epochs[i] = f.key.tenant, f.key.id, f.epoch
+	}
+	rows, err := tx.Query(ctx, `SELECT s.tenant_id, s.id, s.rev
+		FROM unnest($1::text[], $2::uuid[], $3::bigint[]) AS k (tenant_id, id, epoch)
+		JOIN sessions s ON s.tenant_id = k.tenant_id AND s.id = k.id AND s.epoch = k.epoch
+		WHERE s.owner_server = $4 AND s.deleted_at IS NULL
+		ORDER BY s.tenant_id, s.id FOR UPDATE OF s`, tenants, ids, epochs, w.m.me)
+	if err != nil {
+		return nil, fmt.Errorf("lock sessions: %w", err)
+	}
+	out := map[liveKey]int64{}
+	var k liveKey
+	var rev int64
+	_, err = pgx.ForEachRow(rows, []any{&k.tenant, &k.id, &rev}, func() error {
+		out[k] = rev
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("lock sessions: %w", err)
+	}
+	return out, nil
+}
+
+// again lists the session once more if it has something pending.
+func (s *session) again() {
+	s.mu.Lock()
+	s.relist = false
+	more := s.turn != nil && len(s.log.pending()) > 0
+	urgent := more && s.turn.final != nil
+	s.mu.Unlock()
+	if more {
+		s.m.writer.add(s, urgent)
+	}
+}
+
+// failWaiting fails the turns whose tokens wait behind a batch that the ledger
+// does not take.
+func (m *Manager) failWaiting() {
+	for _, s := range m.sessions() {
+		s.mu.Lock()
+		t, pending := s.turn, len(s.log.pending()) > 0
+		s.mu.Unlock()
+		if t != nil && pending {
+			t.fail(CodeLedgerUnavailable, "the ledger did not answer")
+		}
+	}
+}
+
+// sessions lists the live sessions.
+func (m *Manager) sessions() []*session {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := make([]*session, 0, len(m.live))
+	for _, s := range m.live {
+		select {
+		case <-s.loaded:
+			out = append(out, s)
+		default:
+		}
+	}
+	return out
+}
