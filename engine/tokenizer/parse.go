@@ -10,7 +10,6 @@ import (
 	"hash/maphash"
 	"io"
 	"sort"
-	"strings"
 	"sync/atomic"
 	"unicode/utf8"
 )
@@ -93,18 +92,31 @@ func strict(data []byte, to any) error {
 
 func absent(raw json.RawMessage) bool { return len(raw) == 0 || string(raw) == "null" }
 
-// typeOf returns the "type" member of a component.
+// typeOf returns the "type" member of a component. It reads no further than that: a model's other members are large.
 func typeOf(raw json.RawMessage, path string) (string, error) {
-	var t struct {
-		Type string `json:"type"`
+	d := json.NewDecoder(bytes.NewReader(raw))
+	if t, err := d.Token(); err != nil || t != json.Delim('{') {
+		return "", fmt.Errorf("%s: is no object", path)
 	}
-	if err := json.Unmarshal(raw, &t); err != nil {
-		return "", fmt.Errorf("%s: %w", path, err)
+	for d.More() {
+		key, err := d.Token()
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", path, err)
+		}
+		var value json.RawMessage
+		if err := d.Decode(&value); err != nil {
+			return "", fmt.Errorf("%s: %w", path, err)
+		}
+		if key != "type" {
+			continue
+		}
+		var typ string
+		if err := json.Unmarshal(value, &typ); err != nil || typ == "" {
+			return "", fmt.Errorf("%s.type: is no name", path)
+		}
+		return typ, nil
 	}
-	if t.Type == "" {
-		return "", fmt.Errorf("%s.type: missing", path)
-	}
-	return t.Type, nil
+	return "", fmt.Errorf("%s.type: missing", path)
 }
 
 // parseNormalizer reports whether the text is normalised to form C, the only normalizer there is.
@@ -290,48 +302,16 @@ func parseDecoder(raw json.RawMessage) error {
 }
 
 type modelJSON struct {
-	Type         string           `json:"type"`
-	Dropout      *float64         `json:"dropout"`
-	UnkToken     *string          `json:"unk_token"`
-	Prefix       *string          `json:"continuing_subword_prefix"`
-	Suffix       *string          `json:"end_of_word_suffix"`
-	FuseUnk      bool             `json:"fuse_unk"`
-	ByteFallback bool             `json:"byte_fallback"`
-	IgnoreMerges bool             `json:"ignore_merges"`
-	Vocab        map[string]int32 `json:"vocab"`
-	Merges       mergeList        `json:"merges"`
-}
-
-// mergeList holds the merges in order of rank. The file writes each as "a b" or as ["a", "b"].
-type mergeList [][2]string
-
-func (m *mergeList) UnmarshalJSON(data []byte) error {
-	var pairs [][2]string
-	var lines []string
-	if errPairs := json.Unmarshal(data, &lines); errPairs == nil {
-		*m = make(mergeList, len(lines))
-		for i, l := range lines {
-			a, b, ok := strings.Cut(l, " ")
-			if !ok || strings.Contains(b, " ") {
-				return fmt.Errorf("merges[%d]: %q is not two words", i, l)
-			}
-			(*m)[i] = [2]string{a, b}
-		}
-		return nil
-	}
-	var raw [][]string
-	if err := json.Unmarshal(data, &raw); err != nil {
-		return fmt.Errorf("merges: want strings or pairs of strings: %w", err)
-	}
-	pairs = make([][2]string, len(raw))
-	for i, p := range raw {
-		if len(p) != 2 {
-			return fmt.Errorf("merges[%d]: %d strings, want 2", i, len(p))
-		}
-		pairs[i] = [2]string{p[0], p[1]}
-	}
-	*m = pairs
-	return nil
+	Type         string    `json:"type"`
+	Dropout      *float64  `json:"dropout"`
+	UnkToken     *string   `json:"unk_token"`
+	Prefix       *string   `json:"continuing_subword_prefix"`
+	Suffix       *string   `json:"end_of_word_suffix"`
+	FuseUnk      bool      `json:"fuse_unk"`
+	ByteFallback bool      `json:"byte_fallback"`
+	IgnoreMerges bool      `json:"ignore_merges"`
+	Vocab        vocabJSON `json:"vocab"`
+	Merges       mergeList `json:"merges"`
 }
 
 func (t *Tokenizer) parseModel(raw json.RawMessage) error {
