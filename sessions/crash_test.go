@@ -1,0 +1,7 @@
+package sessions
+
+import "os"
+
+const crashEnv = "ROCKET_TEST_CRASH_SERVER"
+
+func crashServer() { os.Exit(3) }
