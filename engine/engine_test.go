@@ -523,3 +523,38 @@ func TestFixtureIsThere(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestStateBehindCaches: a line whose caches go deeper than its state (after a hit without a near snapshot) is parked,
+// forked and published from there.
+func TestStateBehindCaches(t *testing.T) {
+	e := newTestEngine(t, 64, 32, nil)
+	line := randomLine(rand.New(rand.NewPCG(25, 26)), 600)
+	s, _ := open(t, e, line)
+	turn(t, e, s, line, 1)
+	for _, at := range []int{500, 450, 300} {
+		m, err := e.Mark(t.Context(), s, at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.Replay == 0 {
+			t.Fatalf("fork at %d replays nothing: the test is too easy", at)
+		}
+		var children []*Seq
+		for range 3 {
+			c, err := e.Fork(t.Context(), m)
+			if err != nil {
+				t.Fatal(err)
+			}
+			children = append(children, c)
+		}
+		m.Drop()
+		want, _ := cold(t, e, line[:at], 3)
+		for _, c := range children { // the second finds what the first computed, the third comes back from the host
+			got, _ := turn(t, e, c, line[:at], 3)
+			sameLogits(t, fmt.Sprintf("fork at %d", at), got, want, 3)
+			if _, err := e.Detach(t.Context(), c, TierHost); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}

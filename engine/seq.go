@@ -203,7 +203,7 @@ func (e *Engine) publish(s *Seq) {
 
 // insert puts s's full pages into the tree and takes over the tree's own copy of pages that it has already.
 func (e *Engine) insert(s *Seq) bool {
-	full := s.consumed / radix.PageTokens
+	full := s.have / radix.PageTokens // caches may be ahead of the state after a hit
 	tokens := full * radix.PageTokens
 	canon, err := e.forest.Insert(s.ns, s.line[:tokens], 0, s.pages[:full], e.now(), e.canon[:0])
 	if err != nil {
