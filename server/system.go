@@ -13,6 +13,8 @@ type Health struct {
 }
 
 func (s *Server) registerSystem() {
+	register(s, huma.Operation{OperationID: "get-stats", Method: http.MethodGet, Path: "/v1/stats", Tags: []string{tagSystem},
+		Summary: "Numbers of sessions, ledger and engine"}, s.getStats)
 	register(s, huma.Operation{OperationID: "healthz", Method: http.MethodGet, Path: "/healthz", Tags: []string{tagSystem},
 		Summary: "Is the process alive"}, s.healthz)
 	register(s, huma.Operation{OperationID: "readyz", Method: http.MethodGet, Path: "/readyz", Tags: []string{tagSystem},

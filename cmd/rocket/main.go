@@ -1,0 +1,137 @@
+// Command rocket serves and drives sessions that fork.
+//
+// This package is the only reader of the environment and of the command line;
+// it turns them into the Options of the packages below, and errors into one
+// line and an exit code: 0 fine, 1 failed, 2 used wrongly.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+	"golang.org/x/term"
+)
+
+const (
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+// commands is the command line. What does not work yet is not here.
+type commands struct {
+	JSON bool `help:"Print JSON for machines."`
+
+	Serve    serveCmd    `cmd:"" help:"Serve sessions over HTTP; without flags on the nano model and a private Postgres."`
+	Session  sessionCmd  `cmd:"" help:"Work with the sessions of a server."`
+	Generate generateCmd `cmd:"" help:"Generate text once, without a server."`
+	Bench    benchCmd    `cmd:"" help:"Measure forks, decoding and the distance to the machine's roofs."`
+	Model    modelCmd    `cmd:"" help:"Look at a model's files."`
+	Doctor   doctorCmd   `cmd:"" help:"Check what this machine has and lacks."`
+	Version  versionCmd  `cmd:"" help:"Print what was built."`
+}
+
+// console is what a command writes to. Results go to out; progress, hints and
+// errors go to err.
+type console struct {
+	ctx         context.Context
+	out, err    io.Writer
+	json        bool
+	errTerminal bool // progress bars make sense
+	outTerminal bool
+}
+
+// usageError makes the exit code 2.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+func usage(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	// The first signal ends things in order, a second one at once.
+	context.AfterFunc(ctx, stop)
+	code := run(&console{
+		ctx: ctx, out: os.Stdout, err: os.Stderr,
+		errTerminal: term.IsTerminal(int(os.Stderr.Fd())),
+		outTerminal: term.IsTerminal(int(os.Stdout.Fd())),
+	}, os.Args[1:])
+	stop()
+	os.Exit(code)
+}
+
+// exited is what kong's own exit (after --help) is turned into.
+type exited int
+
+// run is main without the process.
+func run(c *console, args []string) (code int) {
+	defer func() {
+		if v := recover(); v != nil {
+			e, ok := v.(exited)
+			if !ok {
+				panic(v)
+			}
+			code = int(e)
+		}
+	}()
+	var cmds commands
+	parser, err := kong.New(&cmds, kong.Name("rocket"),
+		kong.Description("Sessions that fork, on hybrid models. Start with: rocket serve"),
+		kong.Writers(c.out, c.err), kong.Exit(func(code int) { panic(exited(code)) }),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true}), kong.Bind(c))
+	if err != nil {
+		panic(err) // a mistake in the tags above
+	}
+	if len(args) == 0 {
+		args = []string{"--help"}
+	}
+	parsed, err := parser.Parse(args)
+	c.json = cmds.JSON
+	if err != nil {
+		fmt.Fprintf(c.err, "rocket: %v (rocket --help shows the usage)\n", err)
+		return exitUsage
+	}
+	err = parsed.Run(c)
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, context.Canceled) && c.ctx.Err() != nil:
+		return exitFailed // interrupted; whoever did it knows
+	}
+	if _, ok := errors.AsType[usageError](err); ok {
+		fmt.Fprintf(c.err, "rocket: %v\n", err)
+		return exitUsage
+	}
+	c.fail(err)
+	return exitFailed
+}
+
+// fail prints an error: one line, or with --json an object on standard output.
+func (c *console) fail(err error) {
+	if c.json {
+		_ = c.print(map[string]any{"error": err.Error()}) // standard output is gone; the exit code remains
+	}
+	fmt.Fprintf(c.err, "rocket: %v\n", err)
+}
+
+// print writes v as one line of JSON.
+func (c *console) print(v any) error {
+	enc := json.NewEncoder(c.out)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return fmt.Errorf("write: %w", err)
+	}
+	return nil
+}
+
+// say writes a line for people.
+func (c *console) say(format string, args ...any) {
+	fmt.Fprintf(c.out, format+"\n", args...)
+}

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"rocket/engine/model"
+)
+
+type modelCmd struct {
+	Inspect modelInspect `cmd:"" help:"Show what a model's folder holds, and check that it can be loaded."`
+}
+
+type modelInspect struct {
+	Model string `arg:"" optional:"" help:"Folder of a model, or nano, which is built in." default:"nano"`
+}
+
+// inspected is what --json prints.
+type inspected struct {
+	Dir          string                    `json:"dir"`
+	Name         string                    `json:"name"`
+	Family       string                    `json:"family"`
+	Digest       string                    `json:"digest"`
+	Vocab        int                       `json:"vocab"`
+	Hidden       int                       `json:"hidden"`
+	Layers       int                       `json:"layers"`
+	LayerKinds   map[string]int            `json:"layer_kinds"`
+	MTP          bool                      `json:"mtp"`
+	ContextLimit int                       `json:"context_limit"`
+	EOS          []int32                   `json:"eos"`
+	Experts      int                       `json:"experts"`
+	TopK         int                       `json:"experts_per_token"`
+	Tensors      int                       `json:"tensors"`
+	Parameters   int64                     `json:"parameters"`
+	Bytes        map[string]int64          `json:"bytes"`
+	Weights      map[string]int            `json:"weights"`
+	Classes      map[string]inspectedClass `json:"classes"`
+	Refused      string                    `json:"refused,omitempty"` // tensors that loading would refuse
+}
+
+type inspectedClass struct {
+	PageBytes     int `json:"page_bytes"` // of a page of 128 tokens, padding included
+	PaddingBytes  int `json:"padding_bytes"`
+	StateBytes    int `json:"state_bytes"` // of one recurrent state with its snapshot's rows
+	BytesPerToken int `json:"bytes_per_token"`
+}
+
+func (m modelInspect) Run(c *console) error {
+	dir, name, err := modelDir(m.Model)
+	if err != nil {
+		return err
+	}
+	r, err := model.Inspect(dir)
+	if err != nil {
+		return err
+	}
+	out := inspected{
+		Dir: r.Dir, Name: name, Family: r.Config.Family, Digest: r.Digest, Vocab: r.Config.Vocab, Hidden: r.Config.Hidden,
+		Layers: len(r.Config.Layers), LayerKinds: map[string]int{}, MTP: r.Config.MTP, ContextLimit: r.Config.ContextLimit, EOS: r.Config.EOS,
+		Experts: r.Config.Experts, TopK: r.Config.TopK, Tensors: r.Tensors, Parameters: r.Parameters, Bytes: r.Bytes, Weights: r.Weights,
+		Classes: map[string]inspectedClass{}, Refused: r.Unread,
+	}
+	for _, layer := range r.Config.Layers {
+		out.LayerKinds[string(layer.Kind)+"+"+string(layer.MLP)]++
+	}
+	for class, l := range r.Layouts {
+		out.Classes[class] = inspectedClass{l.PageStride, r.PaddingPerPage[class], l.SlotStride, r.BytesPerToken[class]}
+	}
+	if c.json {
+		err = c.print(out)
+	} else {
+		out.print(c)
+	}
+	if err == nil && out.Refused != "" {
+		err = fmt.Errorf("model %s: %s", m.Model, out.Refused)
+	}
+	return err
+}
+
+func (m inspected) print(c *console) {
+	c.say("%s  %s  %s", m.Name, m.Family, m.Dir)
+	c.say("digest          %s", m.Digest)
+	c.say("layers          %d: %s%s", m.Layers, counts(m.LayerKinds), map[bool]string{true: ", and a draft layer"}[m.MTP])
+	c.say("hidden, vocab   %d, %d", m.Hidden, m.Vocab)
+	c.say("context         %d tokens", m.ContextLimit)
+	if m.Experts > 0 {
+		c.say("experts         %d, %d for a token", m.Experts, m.TopK)
+	}
+	c.say("parameters      %d in %d tensors; matrices: %s", m.Parameters, m.Tensors, counts(m.Weights))
+	c.say("file bytes      %s", counts(m.Bytes))
+	for _, class := range slices.Sorted(maps.Keys(m.Classes)) {
+		k := m.Classes[class]
+		c.say("class %-9s page of 128 tokens %d B (%d padding, %d a token), state %d B", class, k.PageBytes, k.PaddingBytes, k.BytesPerToken, k.StateBytes)
+	}
+}
+
+// counts prints a map of numbers in the order of its keys.
+func counts[N int | int64](m map[string]N) string {
+	parts := make([]string, 0, len(m))
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		parts = append(parts, fmt.Sprintf("%s %d", k, m[k]))
+	}
+	return strings.Join(parts, ", ")
+}

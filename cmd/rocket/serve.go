@@ -1,0 +1,159 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"syscall"
+	"time"
+
+	"rocket/internal/localpg"
+	"rocket/migrations"
+	"rocket/server"
+	"rocket/sessions"
+	"rocket/web"
+)
+
+// shutdownTimeout bounds what comes after the drain: giving sessions back to
+// the ledger, stopping a private Postgres.
+const shutdownTimeout = 30 * time.Second
+
+type serveCmd struct {
+	Listen       string        `help:"Address to listen on; loopback only in this version." default:"127.0.0.1:8080" env:"ROCKET_LISTEN"`
+	AllowHost    []string      `help:"Host name under which clients reach the server, beside localhost." env:"ROCKET_ALLOW_HOST" placeholder:"HOST"`
+	DataDir      string        `help:"Where the private Postgres keeps its files." env:"ROCKET_DATA_DIR" placeholder:"DIR"`
+	DatabaseURL  string        `help:"Postgres 15 or newer to use as the ledger; default a private one." env:"ROCKET_DATABASE_URL" placeholder:"URL"`
+	DrainTimeout time.Duration `help:"What running turns get at shutdown." default:"30s" env:"ROCKET_DRAIN_TIMEOUT"`
+	LogFormat    string        `help:"text or json." enum:"text,json" default:"text" env:"ROCKET_LOG_FORMAT"`
+	LogLevel     string        `help:"debug, info, warn or error." enum:"debug,info,warn,error" default:"info" env:"ROCKET_LOG_LEVEL"`
+	engineFlags
+}
+
+func (s serveCmd) Run(c *console) (err error) {
+	log := newLog(c.err, s.LogFormat, s.LogLevel)
+	// The address first: a port in use should show before minutes of loading.
+	if err := server.CheckListen(s.Listen); err != nil {
+		return err
+	}
+	ln, err := listen(s.Listen)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if closeErr := ln.Close(); err == nil && closeErr != nil && !errors.Is(closeErr, net.ErrClosed) {
+			err = fmt.Errorf("close listener: %w", closeErr)
+		}
+	}()
+	url, stopLedger, err := s.ledger(c.ctx, log)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stopLedger()) }()
+	if err := migrations.Up(c.ctx, url); err != nil {
+		return err
+	}
+	l, err := s.load(c, log)
+	if err != nil {
+		return err
+	}
+	defer l.close()
+	manager, err := sessions.Open(c.ctx, sessions.Options{DatabaseURL: url, Engine: l.engine, Template: l.template, Log: log})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), shutdownTimeout)
+		defer cancel()
+		if stopErr := manager.Shutdown(ctx); stopErr != nil {
+			err = errors.Join(err, fmt.Errorf("give sessions back to the ledger: %w", stopErr))
+		}
+	}()
+	srv, err := server.New(server.Options{
+		Sessions: manager, Log: log, Version: buildVersion(), Web: web.Handler(),
+		AllowedHosts: s.AllowHost, DrainTimeout: s.DrainTimeout,
+	})
+	if err != nil {
+		return err
+	}
+	s.announce(c, ln.Addr(), l)
+	return srv.Serve(c.ctx, ln)
+}
+
+// announce says where the server is and what to try first.
+func (s serveCmd) announce(c *console, addr net.Addr, l *loaded) {
+	url := "http://" + addr.String()
+	if c.json {
+		_ = c.print(map[string]string{"url": url, "model": l.name, "class": s.Class}) // nobody reads it; the server serves all the same
+		return
+	}
+	c.say("rocket serves %s (%s, %s) at %s", l.name, s.Class, l.device.ISA(), url)
+	c.say("  dashboard %s/   API docs %s/docs   metrics %s/metrics", url, url, url)
+	flag := ""
+	if url != "http://127.0.0.1:8080" {
+		flag = " --server " + url
+	}
+	c.say("Try, in another terminal:")
+	c.say("  id=$(rocket session new%s --input 'func main() {')", flag)
+	c.say("  rocket session turn%s \"$id\" --max-tokens 60", flag)
+	c.say("  rocket session fork%s \"$id\" -n 3 && rocket session tree%s \"$id\"", flag, flag)
+}
+
+// ledger gives the database's URL and what stops a private one.
+func (s serveCmd) ledger(ctx context.Context, log *slog.Logger) (url string, stop func() error, err error) {
+	if s.DatabaseURL != "" {
+		return s.DatabaseURL, func() error { return nil }, nil
+	}
+	cluster, err := localpg.Start(ctx, localpg.Options{Dir: dataDir(s.DataDir), Log: log})
+	if err != nil {
+		return "", nil, err
+	}
+	return cluster.URL(), func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
+		defer cancel()
+		if err := cluster.Stop(ctx); err != nil {
+			return fmt.Errorf("stop the private postgres: %w", err)
+		}
+		return nil
+	}, nil
+}
+
+// dataDir is the given directory or the default one.
+func dataDir(given string) string {
+	if given != "" {
+		return given
+	}
+	home, _ := os.UserHomeDir() // none: DefaultDir knows what then
+	return localpg.DefaultDir(home)
+}
+
+// listen opens the address; what goes wrong most often is said plainly.
+func listen(addr string) (net.Listener, error) {
+	ln, err := net.Listen("tcp", addr)
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("listen address %s is in use: is another rocket running? Choose another one with --listen", addr)
+	case err != nil:
+		return nil, fmt.Errorf("listen address %s: %w", addr, err)
+	}
+	return ln, nil
+}
+
+func newLog(w io.Writer, format, level string) *slog.Logger {
+	var at slog.Level
+	_ = at.UnmarshalText([]byte(level)) // the flag's enum has checked it
+	opts := &slog.HandlerOptions{Level: at}
+	if format == "json" {
+		return slog.New(slog.NewJSONHandler(w, opts))
+	}
+	opts.ReplaceAttr = func(groups []string, a slog.Attr) slog.Attr {
+		if len(groups) == 0 && a.Key == slog.TimeKey {
+			return slog.String(a.Key, a.Value.Time().Format("15:04:05.000"))
+		}
+		return a
+	}
+	return slog.New(slog.NewTextHandler(w, opts))
+}

@@ -1,0 +1,130 @@
+package server
+
+import (
+	"context"
+
+	"rocket/sessions"
+)
+
+// Stats are the numbers of GET /v1/stats; /metrics has the same ones. Counters
+// are totals since the start.
+type Stats struct {
+	ServerID string        `json:"server_id"`
+	Model    StatsModel    `json:"model"`
+	Sessions StatsSessions `json:"sessions"`
+	Turns    StatsTurns    `json:"turns"`
+	Pools    StatsPools    `json:"pools"`
+	Tokens   StatsTokens   `json:"tokens"`
+	Batch    StatsBatch    `json:"batch"`
+	Ledger   StatsLedger   `json:"ledger"`
+}
+
+// StatsModel names what the engine runs.
+type StatsModel struct {
+	Name         string `json:"name"`
+	Digest       string `json:"digest"`
+	Class        string `json:"class"`
+	Arithmetic   string `json:"arithmetic" doc:"equal ids give equal bits"`
+	ContextLimit int    `json:"context_limit"`
+}
+
+// StatsSessions counts sessions; live ones are in memory.
+type StatsSessions struct {
+	ByState map[string]int64 `json:"by_state"`
+	Live    int              `json:"live"`
+	Readers int              `json:"readers" doc:"waiting for events"`
+	Forks   int64            `json:"forks"`
+}
+
+// StatsTurns counts turns of this moment.
+type StatsTurns struct {
+	Open       int `json:"open"`
+	Queued     int `json:"queued" doc:"waiting for the engine"`
+	Running    int `json:"running" doc:"in the engine's batch"`
+	Prefilling int `json:"prefilling"`
+}
+
+// StatsPools is memory, by kind and tier.
+type StatsPools struct {
+	PagesUsed        int   `json:"pages_used"`
+	PagesTotal       int   `json:"pages_total"`
+	PageBytes        int64 `json:"page_bytes" doc:"of one page of 128 tokens, padding included"`
+	StatesUsed       int   `json:"states_used"`
+	StatesTotal      int   `json:"states_total"`
+	StateBytes       int64 `json:"state_bytes" doc:"of one recurrent state"`
+	HostBytes        int64 `json:"host_bytes"`
+	HostBytesMax     int64 `json:"host_bytes_max"`
+	Timelines        int   `json:"timelines" doc:"lines that the engine holds"`
+	TimelinesCold    int   `json:"timelines_cold" doc:"of them without state on the device"`
+	EvictedPages     int64 `json:"evicted_pages"`
+	EvictedSnapshots int64 `json:"evicted_snapshots"`
+	Snapshots        int64 `json:"snapshots" doc:"taken"`
+}
+
+// StatsTokens counts tokens by where their state came from.
+type StatsTokens struct {
+	Generated  int64 `json:"generated"`
+	Device     int64 `json:"device"`
+	Host       int64 `json:"host"`
+	Recomputed int64 `json:"recomputed"`
+	Preempted  int64 `json:"preempted" doc:"computed again because memory was short"`
+	Pending    int   `json:"pending" doc:"generated, not committed yet"`
+	Committed  int64 `json:"committed"`
+}
+
+// StatsBatch says what the device's steps were made of.
+type StatsBatch struct {
+	Steps       int64   `json:"steps"`
+	StepSeconds float64 `json:"step_seconds"`
+	RowsPrefill int64   `json:"rows_prefill"`
+	RowsDecode  int64   `json:"rows_decode"`
+	Preemptions int64   `json:"preemptions"`
+}
+
+// StatsLedger says how the database does.
+type StatsLedger struct {
+	Connections    int     `json:"connections"`
+	ConnectionsMax int     `json:"connections_max"`
+	Commits        int64   `json:"commits"`
+	CommitSeconds  float64 `json:"commit_seconds"`
+	Batches        int64   `json:"batches" doc:"of token appends"`
+	BatchSeconds   float64 `json:"batch_seconds"`
+	DownSeconds    float64 `json:"down_seconds" doc:"0: it answers"`
+}
+
+// stats reads the manager's numbers. Without the ledger by_state is empty.
+func (s *Server) stats(ctx context.Context) Stats {
+	m := s.manager.Stats()
+	e := m.Engine
+	out := Stats{
+		ServerID: m.ServerID,
+		Model: StatsModel{Name: e.Model.Name, Digest: e.Model.Digest, Class: e.Model.ParityClass,
+			Arithmetic: e.Model.Arithmetic, ContextLimit: e.Model.Context},
+		Sessions: StatsSessions{ByState: map[string]int64{}, Live: m.SessionsLive, Readers: m.Readers, Forks: m.Forks},
+		Turns:    StatsTurns{Open: m.TurnsOpen, Queued: e.QueueDepth, Running: e.Running, Prefilling: e.Prefilling},
+		Pools: StatsPools{PagesUsed: e.PagesUsed, PagesTotal: e.PagesTotal, PageBytes: e.PageBytes,
+			StatesUsed: e.SlotsUsed, StatesTotal: e.SlotsTotal, StateBytes: e.SlotBytes,
+			HostBytes: e.HostBytes, HostBytesMax: e.HostBytesMax, Timelines: e.Seqs, TimelinesCold: e.SeqsCold,
+			EvictedPages: e.EvictedPages, EvictedSnapshots: e.EvictedSnapshots, Snapshots: e.Snapshots},
+		Tokens: StatsTokens{Generated: e.TokensGenerated, Device: e.TokensDevice, Host: e.TokensHost,
+			Recomputed: e.TokensRecomputed, Preempted: e.TokensPreempted, Pending: m.TokensPending, Committed: m.TokensFlushed},
+		Batch: StatsBatch{Steps: e.Steps, StepSeconds: e.StepSeconds, RowsPrefill: e.RowsPrefill, RowsDecode: e.RowsDecode, Preemptions: e.Preemptions},
+		Ledger: StatsLedger{Connections: m.LedgerConns, ConnectionsMax: m.LedgerConnsMax, Commits: m.Commits, CommitSeconds: m.CommitSeconds,
+			Batches: m.Batches, BatchSeconds: m.BatchSeconds, DownSeconds: m.LedgerDown.Seconds()},
+	}
+	counts, err := s.manager.CountByState(ctx)
+	if err != nil {
+		s.log.Debug("count sessions", "err", err) // /readyz says that the ledger is away
+		return out
+	}
+	for _, state := range []sessions.State{sessions.StateIdle, sessions.StateRunning, sessions.StateDetached, sessions.StateClosed} {
+		out.Sessions.ByState[string(state)] = counts[state]
+	}
+	return out
+}
+
+func (s *Server) getStats(ctx context.Context, _ *struct{}) (*body[Stats], error) {
+	return &body[Stats]{Body: s.stats(ctx)}, nil
+}
+
+func (s *Server) openTurns() int { return s.manager.Stats().TurnsOpen }
