@@ -59,15 +59,16 @@ func readGoldens(t testing.TB) []golden {
 }
 
 // departs reports whether the reference, which is JavaScript, departs from us on this text for a known reason: to it U+FEFF
-// is white space and U+0085 is not, where the regular expressions of tokenizer.json follow Unicode's White_Space; and its
-// Unicode tables may know characters that this Go version does not.
+// is white space and U+0085 is not, where the regular expressions of tokenizer.json follow Unicode's White_Space; it folds
+// the case of ASCII only, so that a long s makes no contraction; and its Unicode tables may know characters that this Go
+// version does not.
 func departs(text string) bool {
 	for _, r := range text {
 		if r == 0xfeff || r == 0x85 || unicode.Is(unicode.Cn, r) {
 			return true
 		}
 	}
-	return false
+	return strings.Contains(text, "'ſ")
 }
 
 func TestGoldens(t *testing.T) {

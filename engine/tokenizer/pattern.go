@@ -17,7 +17,7 @@ import (
 //	|\s+(?!\S)
 //	|\s+
 //
-// The case-insensitive part is ASCII only.
+// The contractions ignore case by Unicode's rules.
 type wordPattern struct {
 	digits int  // how many digits make one piece: 1, or up to 3 with \p{N}{1,3}
 	marks  bool // \p{M} counts as part of a word
@@ -179,6 +179,9 @@ func contraction(s string) int {
 	}
 	if len(s) < 3 {
 		return 0
+	}
+	if s[1:3] == "ſ" { // the long s folds to s; no other letter of the contractions has such a form
+		return 3
 	}
 	switch [2]byte{s[1] | 0x20, s[2] | 0x20} {
 	case [2]byte{'r', 'e'}, [2]byte{'v', 'e'}, [2]byte{'l', 'l'}:
