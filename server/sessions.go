@@ -70,6 +70,8 @@ type tokensInput struct {
 	SessionInput
 	From optional[int] `query:"from" minimum:"0" doc:"first token; default 0"`
 	To   optional[int] `query:"to" minimum:"0" doc:"one past the last token; default the end"`
+
+	Pieces bool `query:"pieces" doc:"also the text that each token adds"`
 }
 
 func (s *Server) registerSessions() {
@@ -207,6 +209,9 @@ func (s *Server) resume(ctx context.Context, key, id string) (sessions.ResumeRes
 
 func (s *Server) getTokens(ctx context.Context, in *tokensInput) (*body[sessions.TokenRange], error) {
 	tokens, err := s.manager.Tokens(ctx, tenantLocal, in.ID, in.From.pointer(), in.To.pointer())
+	if err == nil && in.Pieces {
+		tokens.Pieces = s.manager.Pieces(tokens.Tokens)
+	}
 	return answer(s, tokens, err)
 }
 

@@ -165,6 +165,21 @@ func (m *Manager) Tokens(ctx context.Context, tenant, id string, from, to *int) 
 	return TokenRange{Tokens: ids, Text: m.tok.Decode(ids)}, nil
 }
 
+// Pieces returns the text that each token adds; joined they are the tokens'
+// text. A token that ends inside a character adds nothing, and the one that
+// completes it adds the character.
+func (m *Manager) Pieces(ids []int32) []string {
+	pieces := make([]string, len(ids))
+	stream := m.tok.NewStream()
+	for i, id := range ids {
+		pieces[i] = stream.Push(id)
+	}
+	if n := len(ids); n > 0 {
+		pieces[n-1] += stream.Flush()
+	}
+	return pieces
+}
+
 // Turn returns one own or inherited turn with its tokens.
 func (m *Manager) Turn(ctx context.Context, tenant, id, turn string) (Turn, error) {
 	u, err := parseSession(id)

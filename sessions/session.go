@@ -187,6 +187,7 @@ type ResumeResult struct {
 
 // TokenRange is a piece of a line, [from, to), and its text.
 type TokenRange struct {
-	Tokens []int32 `json:"tokens"`
-	Text   string  `json:"text"`
+	Tokens []int32  `json:"tokens"`
+	Text   string   `json:"text"`
+	Pieces []string `json:"pieces,omitempty"` // on demand: what each token adds to Text
 }
