@@ -1,6 +1,7 @@
 package model
 
 import (
+	"strings"
 	"testing"
 
 	"rocket/kernels"
@@ -95,9 +96,14 @@ func TestRandomSeeds(t *testing.T) {
 	if worst(r3, r1) < 0.01 {
 		t.Error("another seed gives the same logits")
 	}
-	bad := c
-	bad.IndexPool = 3
-	if _, err := Random(openDevice(t), bad, Options{}, 1); err == nil {
-		t.Error("an invalid config was taken")
+	for want, spoil := range map[string]func(*Config){
+		"index_kpool 3":     func(c *Config) { c.IndexPool = 3 },
+		"layer 0: the kern": func(c *Config) { c.KDADim = 20 },
+	} {
+		bad := c
+		spoil(&bad)
+		if _, err := Random(openDevice(t), bad, Options{}, 1); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want one with %q", err, want)
+		}
 	}
 }

@@ -106,6 +106,34 @@ func TestFixtures(t *testing.T) {
 	}
 }
 
+// TestArithmetic: plain C on one thread gives the bits of the fast code on all of them wherever their arithmetic ids
+// are equal, and they are on processors.
+func TestArithmetic(t *testing.T) {
+	slow, err := kernels.Open("portable", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer slow.Close()
+	fast := openDevice(t)
+	if slow.Arithmetic() != fast.Arithmetic() {
+		t.Fatalf("arithmetic ids %q and %q", slow.Arithmetic(), fast.Arithmetic())
+	}
+	ids := readOutputs(t, fixtureDir).ints("input_ids")
+	for _, class := range classes {
+		var rows [2][][]float32
+		for i, dev := range []*kernels.Device{fast, slow} {
+			m, err := Load(dev, fixtureDir, Options{Class: class, ContextLimit: testLimit})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer m.Close()
+			h := newHarness(t, m, len(ids), 1, 1, 1)
+			rows[i] = h.prefill(h.seq(), ids, len(ids))
+		}
+		sameBits(t, class.String(), rows[1], rows[0])
+	}
+}
+
 // Tolerances against the float64 outputs of the nano weights, relative to the largest value of the same kind. Class F32
 // is held to the design's bound (measured: 6e-7). Class BF16 pays for rounding operands and caches: nine rows of ten
 // are within 4e-3 for logits, 6e-3 for hidden rows and 8e-3 for drafts. The few rows beyond are those whose choice of

@@ -102,7 +102,7 @@ func TestRandomModels(t *testing.T) {
 		rng := drawRNG(rt)
 		ids := randomTokens(rng, m.Vocab(), rapid.SampledFrom([]int{1, 40, 128, 150, 290}).Draw(rt, "length"))
 		ref := newReference(rt, m.Config, random{seed})
-		_, want := ref.forward(ids)
+		hidden, want := ref.forward(ids)
 		s := h.seq()
 		got := h.prefill(s, ids, chunks(rng, len(ids), 64)...)
 		n := min(ref.unsure, len(ids))
@@ -113,6 +113,15 @@ func TestRandomModels(t *testing.T) {
 		worstSeen = max(worstSeen, e)
 		if e > randomTolerance {
 			rt.Fatalf("logits of %d rows differ by %.2e of the largest\n%+v", n, e, m.Config)
+		}
+		if !m.Config.MTP || n < 2 {
+			return
+		}
+		ref.unsure = n - 1
+		_, want = ref.draft(ids[1:n], hidden[:n-1])
+		got = h.draft(ids[1:n], narrow(hidden[:n-1]))
+		if n = ref.unsure; n > 0 && worst(got[:n], narrow(want[:n])) > randomTolerance {
+			rt.Fatalf("draft logits of %d rows differ by %.2e of the largest\n%+v", n, worst(got[:n], narrow(want[:n])), m.Config)
 		}
 	})
 	t.Logf("worst difference %.2e", worstSeen)
@@ -204,6 +213,38 @@ func TestRandomForks(t *testing.T) {
 			rt.Fatal("a replay below write_from wrote to shared pages")
 		}
 	})
+}
+
+// draft is one teacher-forced depth over pages of its own.
+func (h *harness) draft(ids []int32, hidden [][]float32) [][]float32 {
+	h.t.Helper()
+	n := len(ids)
+	pages, err := h.m.dev.NewBuffer((n + pageTokens - 1) / pageTokens * h.layout.PageStride)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	defer pages.Free()
+	p, err := h.m.MTPPlan(pages, n, 1)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	defer p.Free()
+	b := kernels.Batch{Tokens: ids, Segs: []kernels.Seg{{Rows: int32(n)}}, Logits: make([]float32, n*h.m.Vocab())}
+	rows := make([][]float32, n)
+	for i := range rows {
+		b.OutRows = append(b.OutRows, int32(i))
+		rows[i] = b.Logits[i*h.m.Vocab() : (i+1)*h.m.Vocab()]
+		if i%pageTokens == 0 {
+			b.Pages = append(b.Pages, int32(i/pageTokens))
+		}
+		if err := p.Write(p.Hidden, i, hidden[i]); err != nil {
+			h.t.Fatal(err)
+		}
+	}
+	if err := p.Run(&b); err != nil {
+		h.t.Fatal(err)
+	}
+	return rows
 }
 
 // page reads whole pages.
