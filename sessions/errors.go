@@ -65,5 +65,5 @@ func invalid(field, format string, args ...any) *Error {
 }
 
 func notFound(kind, id string) *Error {
-	return fail(CodeNotFound, "%s %q does not exist", kind, id)
+	return &Error{Code: CodeNotFound, Field: kind + "_id", Message: fmt.Sprintf("%s %q does not exist", kind, id)}
 }
