@@ -3,6 +3,7 @@ package server
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"regexp"
 	"strconv"
@@ -167,6 +168,9 @@ func humaProblem(status int, msg string, errs ...error) huma.StatusError {
 	if msg == "cannot read request body" { // the client went away or sent less than it promised
 		*p = *codeProblem(codeMalformed, "the request body ended early", "body")
 		return p
+	}
+	if status == http.StatusRequestEntityTooLarge {
+		p.Field, p.Detail = "body", fmt.Sprintf("the request body is larger than %d bytes", bodyBytesMax)
 	}
 	if len(p.Errors) > 0 {
 		first := p.Errors[0]

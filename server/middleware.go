@@ -101,7 +101,10 @@ func (b *timedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// Close reads on for a while where the body is too large, so that the client
+// gets to read the refusal instead of a reset connection.
 func (b *timedBody) Close() error {
+	_, _ = io.CopyN(io.Discard, b, bodyDiscardMax) // the end, or more than anybody should send
 	_ = b.control.SetReadDeadline(time.Time{})
 	return b.ReadCloser.Close()
 }

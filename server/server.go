@@ -34,6 +34,7 @@ import (
 // Limits of one server. What happens at each is beside it.
 const (
 	bodyBytesMax     = 8 << 20          // larger request bodies: 413
+	bodyDiscardMax   = 32 << 20         // what is read of them after that; past it the connection is reset
 	frameBytesMax    = 1 << 20          // larger WebSocket frames: close 1009
 	headerBytesMax   = 64 << 10         // larger request headers: 431
 	subscriptionsMax = 1024             // sessions one socket follows; more: error frame

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"rocket/client"
 )
@@ -90,7 +91,7 @@ func (c *console) follow(api *client.Client, id string, pos client.Position, unt
 // the turn named by until ends ("": until interrupted).
 func (c *console) followOver(api *client.Client, id string, pos client.Position, until string, sse bool) error {
 	opts := client.FollowOptions{SSE: sse, Reconnected: func(cause error) {
-		fmt.Fprintf(c.err, "\nconnection lost (%v), coming back\n", cause)
+		fmt.Fprintf(c.err, "\nconnection lost (%v), coming back\n", root(cause))
 	}}
 	for e, err := range api.Follow(c.ctx, id, pos, opts) {
 		if err != nil {
@@ -102,11 +103,16 @@ func (c *console) followOver(api *client.Client, id string, pos client.Position,
 		if err := c.event(e); err != nil {
 			return err
 		}
-		if e.Final() && (until == anyTurn || until == e.TurnID) {
-			if e.Type != "turn.completed" {
+		if e.Final() {
+			last := until == anyTurn || until == e.TurnID
+			switch {
+			case e.Type == "turn.completed" && last:
+				return nil
+			case e.Type != "turn.completed" && last:
 				return turnError(e)
+			case e.Type != "turn.completed":
+				fmt.Fprintf(c.err, "%v\n", turnError(e))
 			}
-			return nil
 		}
 	}
 	return nil
@@ -127,8 +133,7 @@ func (c *console) event(e client.Event) error {
 			fmt.Fprintf(c.err, "%s: %d tokens, %.1f a second, first after %.0f ms\n", e.FinishReason, u.CompletionTokens, u.TokensPerSecond, u.TTFTMillis)
 		}
 	case e.Final():
-		_, err = io.WriteString(c.out, "\n")
-		fmt.Fprintf(c.err, "%v\n", turnError(e))
+		_, err = io.WriteString(c.out, "\n") // the caller says what happened
 	case e.Type == "session.forked":
 		fmt.Fprintf(c.err, "\nforked at token %d: %v\n", deref(e.At), e.Children)
 	}
@@ -142,5 +147,16 @@ func turnError(e client.Event) error {
 	if e.Error != nil {
 		return fmt.Errorf("turn failed: %s (%s)", e.Error.Message, e.Error.Code)
 	}
-	return errors.New(e.Type)
+	return errors.New(strings.Replace(e.Type, ".", " ", 1))
+}
+
+// root is the cause that says most in a line for a person.
+func root(err error) error {
+	for {
+		inner := errors.Unwrap(err)
+		if inner == nil {
+			return err
+		}
+		err = inner
+	}
 }

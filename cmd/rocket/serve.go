@@ -97,9 +97,9 @@ func (s serveCmd) announce(c *console, addr net.Addr, l *loaded) {
 		flag = " --server " + url
 	}
 	c.say("Try, in another terminal:")
-	c.say("  id=$(rocket session new%s --input 'func main() {')", flag)
-	c.say("  rocket session turn%s \"$id\" --max-tokens 60", flag)
-	c.say("  rocket session fork%s \"$id\" -n 3 && rocket session tree%s \"$id\"", flag, flag)
+	c.say("  id=$(%s session new%s --input 'func main() {')", os.Args[0], flag)
+	c.say("  %s session turn%s \"$id\" --max-tokens 60", os.Args[0], flag)
+	c.say("  %s session fork%s \"$id\" -n 3 && %s session tree%s \"$id\"", os.Args[0], flag, os.Args[0], flag)
 }
 
 // ledger gives the database's URL and what stops a private one.
