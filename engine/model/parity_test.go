@@ -277,3 +277,34 @@ func randomTokens(rng *rand.Rand, vocab, n int) []int32 {
 	}
 	return ids
 }
+
+// TestNanoForks: on a line where the selection is active, children forked at random offsets and advanced together in
+// ragged batches give their parent's bits.
+func TestNanoForks(t *testing.T) {
+	for _, class := range classes {
+		t.Run(class.String(), func(t *testing.T) {
+			m := load(t, nanoDir, class)
+			h := newHarness(t, m, 256, 4, 48, 8)
+			ids := readOutputs(t, nanoDir).ints("long.input_ids")
+			whole := h.prefill(h.seq(), ids, 256)
+			rng := rand.New(rand.NewPCG(7, uint64(class)))
+			parent := h.seq()
+			var children []*seq
+			for i := range 4 {
+				cut := 520 + 80*i + rng.IntN(80)
+				h.prefill(parent, ids[parent.n:cut], 111)
+				children = append(children, h.fork(parent))
+			}
+			for range 6 {
+				var spans []span
+				var want [][]float32
+				for _, s := range children {
+					n := min(1+rng.IntN(20), len(ids)-s.n)
+					spans = append(spans, span{s: s, tokens: ids[s.n : s.n+n]})
+					want = append(want, whole[s.n:s.n+n]...)
+				}
+				sameBits(t, "children", h.step(spans...), want)
+			}
+		})
+	}
+}
