@@ -270,7 +270,31 @@ func (s *session) still(ctx context.Context, fn func(o *operation) error) error 
 			s.release()
 		}
 	}()
+	if err := s.refresh(wait); err != nil {
+		return err
+	}
 	return fn(o)
+}
+
+// refresh reads the row anew unless this server owns it: nobody told memory
+// what another owner did.
+func (s *session) refresh(ctx context.Context) error {
+	s.mu.Lock()
+	mine, rev := s.row.owner != nil && *s.row.owner == s.m.me, s.row.rev
+	s.mu.Unlock()
+	if mine {
+		return nil
+	}
+	x, err := selectRow(ctx, s.m.pool, s.key.tenant, s.key.id)
+	if err != nil || x.rev == rev {
+		return err
+	}
+	s.mu.Lock()
+	s.set(x)
+	s.line, s.hasLine = nil, false
+	s.wakeLocked()
+	s.mu.Unlock()
+	return nil
 }
 
 // effect is one change of a session: its transaction and what it means in

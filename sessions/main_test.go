@@ -22,21 +22,30 @@ const nanoDir = "../models/nano"
 
 var testEngine = sync.OnceValues(func() (*engine.Engine, error) { return openEngine() })
 
-func openEngine() (*engine.Engine, error) {
+// nano is the model, loaded once a process.
+var nano = sync.OnceValues(func() (engine.Options, error) {
 	dev, err := kernels.Open("auto", 1)
 	if err != nil {
-		return nil, err
+		return engine.Options{}, err
 	}
 	m, err := model.Load(dev, nanoDir, model.Options{Class: kernels.ClassBF16})
 	if err != nil {
-		return nil, err
+		return engine.Options{}, err
 	}
 	tok, err := tokenizer.Load(nanoDir + "/tokenizer.json")
+	return engine.Options{Device: dev, Model: m, Tokenizer: tok, Name: "nano",
+		PageBytes: 96 << 20, SnapshotBytes: 64 << 20, HostBytes: 128 << 20}, err
+})
+
+func openEngine(change ...func(*engine.Options)) (*engine.Engine, error) {
+	o, err := nano()
 	if err != nil {
 		return nil, err
 	}
-	return engine.New(engine.Options{Device: dev, Model: m, Tokenizer: tok, Name: "nano",
-		PageBytes: 96 << 20, SnapshotBytes: 64 << 20, HostBytes: 128 << 20})
+	for _, f := range change {
+		f(&o)
+	}
+	return engine.New(o)
 }
 
 func TestMain(m *testing.M) {
@@ -81,11 +90,16 @@ func openRig(t testing.TB, url string) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := Open(t.Context(), Options{DatabaseURL: url, Engine: eng, Template: tmpl, Log: testLog(t)})
+	return startRig(t, Options{DatabaseURL: url, Engine: eng, Template: tmpl})
+}
+
+func startRig(t testing.TB, o Options) *rig {
+	t.Helper()
+	m, err := Open(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{m, t, url}
+	r := &rig{m, t, o.DatabaseURL}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()

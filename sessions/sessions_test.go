@@ -1,13 +1,10 @@
 package sessions
 
 import (
-	"log/slog"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 )
-
-func testLog(t testing.TB) *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 func TestTurnThenForkContinuesAlike(t *testing.T) {
 	r := newRig(t)
