@@ -239,9 +239,13 @@ func (e *Engine) runBatch(b *batch) {
 	for i, r := range b.outs {
 		e.emit(r, b.Logits[i*vocab:(i+1)*vocab])
 	}
+	for _, s := range b.seqs { // after sampling: a state at n needs a line of more than n tokens
+		e.capture(s)
+		s.report()
+	}
 }
 
-// moved accounts for rows that the device consumed and captures the state where that was planned.
+// moved accounts for rows that the device consumed.
 func (e *Engine) moved(s *Seq, rows int) {
 	if s.run != nil && s.run.state.Phase == Decoding {
 		e.stats.RowsDecode += int64(rows)
@@ -250,16 +254,20 @@ func (e *Engine) moved(s *Seq, rows int) {
 	}
 	s.consumed += rows
 	s.have = max(s.have, s.consumed)
-	if s.fresh {
+}
+
+// capture publishes the state where that was planned, and in long answers at the same spacing as in long prompts.
+func (e *Engine) capture(s *Seq) {
+	if s.fresh || s.cold || s.dead {
 		return
 	}
-	if s.nextCapture() == s.consumed && s.consumed > 0 {
+	planned := s.nextCapture() == s.consumed && s.consumed > 0
+	if planned {
 		s.captures = s.captures[1:]
-		e.publish(s)
-	} else if s.consumed%radix.PageTokens == 0 && s.consumed-s.lastCapture >= e.spacing {
-		e.publish(s) // long answers get snapshots too, at the same spacing as long prompts
 	}
-	s.report()
+	if planned || s.consumed%radix.PageTokens == 0 && s.consumed-s.lastCapture >= e.spacing {
+		e.publish(s)
+	}
 }
 
 // emit samples one token for r and ends the run where it must end.

@@ -174,31 +174,49 @@ func (e *Engine) allocSlot() (int32, error) {
 // evictBatch is how many pages or slots one shortage makes room for, so that the next allocations find some free.
 const evictBatch = 8
 
-// publish puts s's full pages and an exact snapshot of its state into the tree. Nothing is copied: the tree shares the
-// slot and the partial page, and s copies them when it goes on.
+// publish puts s's full pages and an exact snapshot of its state into the tree. The slot and the partial page are
+// shared, not copied: s copies them when it goes on.
 func (e *Engine) publish(s *Seq) {
-	if s.consumed == 0 || s.cold || s.fresh || s.slot == radix.None {
+	if s.consumed == 0 || s.cold || s.fresh || s.slot == radix.None || !e.insert(s) {
 		return
 	}
-	if !e.insert(s) {
-		return
-	}
-	snap := radix.Snapshot{At: s.consumed, Slot: s.slot, Tail: radix.None}
-	if s.consumed%radix.PageTokens != 0 {
-		snap.Tail = s.pages[s.consumed/radix.PageTokens]
-	}
-	kept, err := e.forest.Publish(s.ns, s.line[:s.consumed], snap, e.now())
-	if err != nil {
-		e.opts.Log.Error("publish snapshot failed", "at", s.consumed, "error", err)
-		return
-	}
-	if s.lastCapture != s.consumed {
+	known := e.hasSnapshot(s)
+	if !known {
+		snap := radix.Snapshot{At: s.consumed, Slot: s.slot, Tail: radix.None}
+		if s.consumed%radix.PageTokens != 0 {
+			tail, err := e.ownTail(s)
+			if err != nil {
+				return // no room for a copy: it can be recomputed
+			}
+			snap.Tail = tail
+		}
+		if _, err := e.forest.Publish(s.ns, s.line[:s.consumed], snap, e.now()); err != nil {
+			e.opts.Log.Error("publish snapshot failed", "at", s.consumed, "error", err)
+			return
+		}
+		e.stats.Snapshots++
 		s.snapshots++
 	}
 	s.lastCapture = s.consumed
-	if kept {
-		e.stats.Snapshots++
+}
+
+// hasSnapshot reports whether the tree has s's very state on the device.
+func (e *Engine) hasSnapshot(s *Seq) bool {
+	m := &e.match
+	e.forest.Match(s.ns, s.line[:s.consumed+1], m)
+	return m.Start() == s.consumed && m.Snapshot.Slot != radix.None
+}
+
+// ownTail returns s's partial page for a snapshot. A page that somebody else holds may be in the tree already, as a
+// full page or as another snapshot's tail; one page under two names could not be evicted, so it is copied then.
+func (e *Engine) ownTail(s *Seq) (int32, error) {
+	i := s.consumed / radix.PageTokens
+	if e.pageIDs.Refs(s.pages[i]) > 1 {
+		if err := e.ownPage(s, i); err != nil {
+			return radix.None, err
+		}
 	}
+	return s.pages[i], nil
 }
 
 // insert puts s's full pages into the tree and takes over the tree's own copy of pages that it has already.
