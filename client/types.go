@@ -130,8 +130,9 @@ type ResumeResult struct {
 
 // TokenRange is a piece of a line and its text.
 type TokenRange struct {
-	Tokens []int32 `json:"tokens"`
-	Text   string  `json:"text"`
+	Tokens []int32  `json:"tokens"`
+	Text   string   `json:"text"`
+	Pieces []string `json:"pieces,omitempty"` // only where asked for
 }
 
 // TurnRequest appends a prompt and decodes; without text decoding goes on.

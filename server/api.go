@@ -269,6 +269,7 @@ var fields = []field{
 	{path: "Event.finish_reason", enum: finishReasons},
 	{path: "Event.last_seq", doc: "of turn.interrupted: events of older epochs past it never happened"},
 	{path: "Event.seq", doc: "dense per session, from 1"},
+	{path: "TokenRange.pieces", doc: "with pieces=true: what each token adds to text"},
 	{path: "Usage.cached_tokens", doc: "prompt tokens that were not computed again"},
 }
 

@@ -144,6 +144,9 @@ func start(t testing.TB, opts worldOptions) *world {
 			api.Close()
 			shut, done := context.WithTimeout(context.Background(), patience)
 			defer done()
+			if err := m.Check(shut, sessions.DefaultTenant); err != nil && !t.Failed() {
+				t.Errorf("ledger: %v", err)
+			}
 			if err := m.Shutdown(shut); err != nil {
 				t.Errorf("shut the manager down: %v", err)
 			}
