@@ -8,8 +8,8 @@ import (
 
 // cutter turns a turn's tokens into its text, piece by piece. It never splits
 // a character, ends before a stop string, and holds back what may be the start
-// of one. It is a function of the tokens, where they were cut, and the stop
-// strings: the ledger rebuilds the deltas' text with it. Special tokens have
+// of one. It is a function of the tokens and the stop strings: the ledger
+// rebuilds the deltas' text with it. Special tokens have
 // no text.
 type cutter struct {
 	tok     *tokenizer.Tokenizer
@@ -23,19 +23,20 @@ func newCutter(tok *tokenizer.Tokenizer, stops []string) *cutter {
 	return &cutter{tok: tok, stream: tok.NewStream(), stops: stops}
 }
 
-// push adds tokens and returns the text that they release.
+// push adds tokens and returns the text that they release. It looks for stop
+// strings after each token, as the engine does, so that the text does not
+// depend on how many come at once.
 func (c *cutter) push(ids []int32) string {
-	if c.stopped {
-		return ""
-	}
-	var b strings.Builder
-	b.WriteString(c.held)
+	var out strings.Builder
 	for _, id := range ids {
+		if c.stopped {
+			break
+		}
 		if !c.tok.IsSpecial(id) {
-			b.WriteString(storable(c.stream.Push(id)))
+			out.WriteString(c.release(c.held + storable(c.stream.Push(id))))
 		}
 	}
-	return c.release(b.String())
+	return out.String()
 }
 
 // flush returns what was held back, at the end of a turn.
