@@ -2,6 +2,7 @@
 
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
+import { join } from "node:path";
 import type { BrowserContext, Page } from "playwright-core";
 import { afterAll, afterEach, beforeAll, beforeEach, expect, test } from "vitest";
 import { openBrowser, openPage, type Watched } from "./browser";
@@ -29,14 +30,19 @@ afterAll(async () => {
   await context?.close();
   await server?.stop();
 });
-beforeEach(async () => {
+beforeEach(async ({ onTestFailed, task }) => {
+  onTestFailed(async () => {
+    const name = task.name.replace(/\W+/g, "-").slice(0, 40);
+    await page.screenshot({ path: join(import.meta.dirname, "shots", `${name}.png`) });
+    console.error(`${server.log.slice(-2000)}\na picture of the page is in e2e/shots/${name}.png`);
+  });
+  for (const old of context.pages().slice(1)) await old.close();
   watched = await openPage(context, server.url + "/");
   page = watched.page;
 });
 afterEach(async () => {
   expect(watched.faults).toEqual([]);
   expect(watched.foreign).toEqual([]);
-  await page.close();
 });
 
 const button = (name: string) => page.getByRole("button", { name, exact: true });
@@ -151,13 +157,18 @@ test("a click in the picture selects a session", async () => {
 });
 
 test("detach and resume, and where the bytes are", async () => {
-  await newSession("moves", "package main\n\nfunc main() {}\n");
-  await send("", 0).catch(() => undefined);
+  await newSession("moves", "package main\n\nfunc main() {}\n".repeat(20));
+  await send("\nfunc", 8, { ignoreEos: true });
+  await expect.poll(() => progress().innerText(), { timeout: 30_000 }).toContain("ended");
   await button("Detach").click();
   await pane().locator(".badge.detached").waitFor();
+  const session = await server.call<Session>("GET", `/v1/sessions/${await selectedId()}`);
+  expect(session.state).toBe("detached");
+  // The last token is pending: nothing is kept for it.
+  await pane().getByText(`host ${session.length - 1}`).waitFor();
   await button("Resume").click();
   await pane().locator(".badge.idle").waitFor();
-  await page.getByText("moves is back").waitFor();
+  await page.getByText(/moves is back: .* 0 recomputed/).waitFor();
 });
 
 test("a closed session takes no turns and no forks; a deleted one is gone", async () => {

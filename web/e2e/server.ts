@@ -41,6 +41,11 @@ export class Server {
     return `http://127.0.0.1:${this.port}`;
   }
 
+  /** What the server said so far. */
+  get log(): string {
+    return this.output;
+  }
+
   /** Starts the process, on the same data each time. */
   async up(): Promise<void> {
     const child = spawn(binary, ["serve", "--listen", `127.0.0.1:${this.port}`, "--data-dir", join(this.dir, "data")], {
