@@ -11,6 +11,7 @@
 #include "simd_avx2.h"
 #define RK_ISA rk_isa_avx2
 #define RK_ISA_NAME "avx2"
+#define RK_SPECIALISE 1
 #define MK_ROWS 6
 #define MK_PANELS 1
 #define GEMV_NP_1 4

@@ -11,6 +11,7 @@
 #include "simd_avx512.h"
 #define RK_ISA rk_isa_avx512
 #define RK_ISA_NAME "avx512"
+#define RK_SPECIALISE 1
 #define MK_ROWS 12
 #define MK_PANELS 2
 #define GEMV_NP_1 8

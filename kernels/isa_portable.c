@@ -11,6 +11,11 @@
 #else
 #define RK_ISA_NAME "portable"
 #endif
+#if defined(__x86_64__)
+#define RK_SPECIALISE 0
+#else
+#define RK_SPECIALISE 1
+#endif
 #define MK_ROWS 4
 #define MK_PANELS 1
 #define GEMV_NP_1 2

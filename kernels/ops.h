@@ -1,5 +1,5 @@
 // ops.h: every op's tasks for one instruction set. Included once by each isa_*.c, which has chosen the vector type and
-// defined RK_ISA (the table's name), RK_ISA_NAME, MK_ROWS, MK_PANELS, GEMV_NP_1..6 and KDA_VECS.
+// defined RK_ISA (the table's name), RK_ISA_NAME, RK_SPECIALISE, MK_ROWS, MK_PANELS, GEMV_NP_1..6 and KDA_VECS.
 #include <math.h>
 #include "ops_math.h"
 #include "ops_linear.h"
@@ -13,7 +13,7 @@ static uint64_t probe_read(const uint8_t *p, size_t n) {
   v16 acc[4] = {v_zero(), v_zero(), v_zero(), v_zero()};
   size_t i = 0;
   for (; i + 256 <= n; i += 256)
-    _Pragma("GCC unroll 4") for (int j = 0; j < 4; j++) acc[j] = v_max(acc[j], v_load((const float *)(p + i) + 16 * j));
+    UNROLL for (int j = 0; j < 4; j++) acc[j] = v_max(acc[j], v_load((const float *)(p + i) + 16 * j));
   uint64_t rest = 0;
   for (; i < n; i++) rest ^= p[i];
   return rest ^ (uint64_t)(v_first(v_max(v_max(acc[0], acc[1]), v_max(acc[2], acc[3]))) > 0);
@@ -22,9 +22,9 @@ static uint64_t probe_read(const uint8_t *p, size_t n) {
 enum { PROBE_CHAINS = 6, PROBE_STEPS = 64 };
 static double probe_fma(uint64_t rounds) {
   v16 acc[PROBE_CHAINS], x = v_set1(0.999f), y = v_set1(0.001f);
-  _Pragma("GCC unroll 8") for (int j = 0; j < PROBE_CHAINS; j++) acc[j] = v_set1((float)j);
+  UNROLL for (int j = 0; j < PROBE_CHAINS; j++) acc[j] = v_set1((float)j);
   for (uint64_t r = 0; r < rounds * PROBE_STEPS; r++)
-    _Pragma("GCC unroll 8") for (int j = 0; j < PROBE_CHAINS; j++) acc[j] = v_fma(acc[j], x, y);
+    UNROLL for (int j = 0; j < PROBE_CHAINS; j++) acc[j] = v_fma(acc[j], x, y);
   v16 sum = v_zero();
   for (int j = 0; j < PROBE_CHAINS; j++) sum = v_add(sum, acc[j]);
   return v_sum(sum);

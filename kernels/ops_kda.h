@@ -59,12 +59,12 @@ INLINE void kda_sweep(const int MODE, const int NV, float *s, size_t ld, int d, 
                       int prefetch) {
   const float *q = w->q + at, *k = w->k + at, *next_k = k + d, *next_decay = w->decay + at + d;
   if (MODE == KDA_FIRST) next_k = k, next_decay = w->decay + at;
-  v16 oo[NV], acc[NV], uu[NV];
-  _Pragma("GCC unroll 8") for (int j = 0; j < NV; j++) oo[j] = v_zero(), acc[j] = v_zero(), uu[j] = MODE == KDA_FIRST ? v_zero() : u[j];
+  v16 oo[KDA_VECS], acc[KDA_VECS], uu[KDA_VECS];
+  UNROLL for (int j = 0; j < NV; j++) oo[j] = v_zero(), acc[j] = v_zero(), uu[j] = MODE == KDA_FIRST ? v_zero() : u[j];
   for (int i = 0; i < d; i++, s += ld) {
     if (MODE == KDA_FIRST && prefetch)
       for (int c = 0; c < d; c += 16) v_prefetch(s + 4 * ld + c);
-    _Pragma("GCC unroll 8") for (int j = 0; j < NV; j++) {
+    UNROLL for (int j = 0; j < NV; j++) {
       v16 x = v_load(s + 16 * j);
       if (MODE != KDA_FIRST) {
         x = v_fma(v_set1(k[i]), uu[j], x);
@@ -77,21 +77,21 @@ INLINE void kda_sweep(const int MODE, const int NV, float *s, size_t ld, int d, 
       v_store(s + 16 * j, x);
     }
   }
-  _Pragma("GCC unroll 8") for (int j = 0; j < NV; j++) o[j] = oo[j], kv[j] = acc[j];
+  UNROLL for (int j = 0; j < NV; j++) o[j] = oo[j], kv[j] = acc[j];
 }
 
 // The recurrence of n prepared rows on value columns [c, c + 16 NV).
 INLINE void kda_slice(const int NV, float *state, int d, const kda_work *w, int n, int c, int prefetch) {
-  v16 u[NV], o[NV], kv[NV];
+  v16 u[KDA_VECS], o[KDA_VECS], kv[KDA_VECS];
   size_t ld = (size_t)d;
   kda_sweep(KDA_FIRST, NV, state + c, ld, d, w, 0, u, o, kv, prefetch);
   for (int t = 0; t < n; t++) {
     size_t at = (size_t)t * ld;
     v16 beta = v_set1(w->beta[t]);
-    _Pragma("GCC unroll 8") for (int j = 0; j < NV; j++) u[j] = v_mul(beta, v_sub(v_load(w->v + at + c + 16 * j), kv[j]));
+    UNROLL for (int j = 0; j < NV; j++) u[j] = v_mul(beta, v_sub(v_load(w->v + at + c + 16 * j), kv[j]));
     if (t + 1 < n) kda_sweep(KDA_MIDDLE, NV, state + c, ld, d, w, at, u, o, kv, 0);
     else kda_sweep(KDA_LAST, NV, state + c, ld, d, w, at, u, o, kv, 0);
-    _Pragma("GCC unroll 8") for (int j = 0; j < NV; j++) v_store(w->o + at + c + 16 * j, o[j]);
+    UNROLL for (int j = 0; j < NV; j++) v_store(w->o + at + c + 16 * j, o[j]);
   }
 }
 

@@ -4,12 +4,22 @@
 
 typedef const float *const *rows_in;
 
+// Microkernels are specialised for their constant shape, except where compile time matters more (portable on x86).
+#if RK_SPECIALISE
 #define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+#else
+#define INLINE static __attribute__((noinline))
+#define UNROLL
+#endif
 
 // acc over k [0, kn) of MR rows and NP panels, then added to tot: the piece's end.
-INLINE void piece_end(const int MR, const int NP, v16 acc[MR][NP], float *tot, size_t ld, const float *scale, size_t scale_step) {
-  _Pragma("GCC unroll 16") for (int r = 0; r < MR; r++)
-    _Pragma("GCC unroll 16") for (int p = 0; p < NP; p++) {
+// Arrays have constant bounds, not MR and NP: variable ones would live in memory even where both are known.
+enum { MR_MAX = 12, NP_MAX = 8 };
+
+INLINE void piece_end(const int MR, const int NP, v16 acc[MR_MAX][NP_MAX], float *tot, size_t ld, const float *scale, size_t scale_step) {
+  UNROLL for (int r = 0; r < MR; r++)
+    UNROLL for (int p = 0; p < NP; p++) {
       float *t = tot + (size_t)r * ld + (size_t)p * 16;
       v16 sum = v_load(t);
       v_store(t, scale ? v_fma(acc[r][p], v_load(scale + (size_t)p * scale_step), sum) : v_add(sum, acc[r][p]));
@@ -18,45 +28,42 @@ INLINE void piece_end(const int MR, const int NP, v16 acc[MR][NP], float *tot, s
 
 INLINE void mk(const int MR, const int NP, rows_in rows, size_t k0, int kn, const float *b, float *tot, size_t ld,
                const float *scale, size_t scale_step) {
-  v16 acc[MR][NP];
-  const float *a[MR];
-  _Pragma("GCC unroll 16") for (int r = 0; r < MR; r++) {
+  v16 acc[MR_MAX][NP_MAX];
+  const float *a[MR_MAX];
+  UNROLL for (int r = 0; r < MR; r++) {
     a[r] = rows[r] + k0;
-    _Pragma("GCC unroll 16") for (int p = 0; p < NP; p++) acc[r][p] = v_zero();
+    UNROLL for (int p = 0; p < NP; p++) acc[r][p] = v_zero();
   }
   for (int k = 0; k < kn; k++) {
-    v16 w[NP];
-    _Pragma("GCC unroll 16") for (int p = 0; p < NP; p++) w[p] = v_load(b + p * RK_K_PIECE * 16 + k * 16);
-    _Pragma("GCC unroll 16") for (int r = 0; r < MR; r++) {
+    v16 w[NP_MAX];
+    UNROLL for (int p = 0; p < NP; p++) w[p] = v_load(b + p * RK_K_PIECE * 16 + k * 16);
+    UNROLL for (int r = 0; r < MR; r++) {
       v16 x = v_set1(a[r][k]);
-      _Pragma("GCC unroll 16") for (int p = 0; p < NP; p++) acc[r][p] = v_fma(x, w[p], acc[r][p]);
+      UNROLL for (int p = 0; p < NP; p++) acc[r][p] = v_fma(x, w[p], acc[r][p]);
     }
   }
   piece_end(MR, NP, acc, tot, ld, scale, scale_step);
 }
 
 // Every row of a block against np unpacked panels of one piece.
-static void mk_rows(rows_in rows, int m, size_t k0, int kn, const float *b, int np, float *tot, size_t ld, const float *scale, size_t scale_step) {
-#define CASE(MR)                                                                                    \
-  case MR:                                                                                          \
+static __attribute__((noinline)) void mk_rows(rows_in rows, int m, size_t k0, int kn, const float *b, int np, float *tot, size_t ld, const float *scale, size_t scale_step) {
+#define TAKE(MR)                                                                                    \
+  for (; m - r >= MR; r += MR) {                                                                    \
+    float *t = tot + (size_t)r * ld;                                                                \
     if (np == MK_PANELS) mk(MR, MK_PANELS, rows + r, k0, kn, b, t, ld, scale, scale_step);          \
     else                                                                                            \
       for (int p = 0; p < np; p++)                                                                  \
         mk(MR, 1, rows + r, k0, kn, b + (size_t)p * RK_K_PIECE * 16, t + p * 16, ld, scale ? scale + (size_t)p * scale_step : NULL, scale_step); \
-    break;
-  for (int r = 0; r < m; r += MK_ROWS) {
-    float *t = tot + (size_t)r * ld;
-    switch (rk_min(MK_ROWS, m - r)) {
-      CASE(1) CASE(2) CASE(3) CASE(4)
-#if MK_ROWS > 4
-      CASE(5) CASE(6)
-#endif
-#if MK_ROWS > 6
-      CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
-#endif
-    }
   }
-#undef CASE
+  int r = 0;
+#if MK_ROWS >= 12
+  TAKE(12)
+#endif
+#if MK_ROWS >= 6
+  TAKE(6)
+#endif
+  TAKE(4) TAKE(2) TAKE(1)
+#undef TAKE
 }
 
 // A piece of one panel as FP32 [kn][16].
@@ -94,35 +101,35 @@ INLINE void gemv_panels(const int MR, const int NP, const int F32, rows_in rows,
   const uint8_t *base = w->data + (size_t)panel * w->panel_bytes;
   for (int piece = 0; piece < w->pieces; piece++) {
     int kn = rk_min(RK_K_PIECE, w->k - piece * RK_K_PIECE), k = 0;
-    const float *a[MR];
-    v16 acc[MR][NP];
-    _Pragma("GCC unroll 16") for (int r = 0; r < MR; r++) {
+    const float *a[MR_MAX];
+    v16 acc[MR_MAX][NP_MAX];
+    UNROLL for (int r = 0; r < MR; r++) {
       a[r] = rows[r] + (size_t)piece * RK_K_PIECE;
-      _Pragma("GCC unroll 16") for (int p = 0; p < NP; p++) acc[r][p] = v_zero();
+      UNROLL for (int p = 0; p < NP; p++) acc[r][p] = v_zero();
     }
     const uint8_t *src = base + (size_t)piece * RK_K_PIECE * (F32 ? 64 : 32);
     if (F32) {
       for (; k < kn; k++, src += 64)
-        _Pragma("GCC unroll 16") for (int p = 0; p < NP; p++) {
+        UNROLL for (int p = 0; p < NP; p++) {
           const uint8_t *s = src + (size_t)p * w->panel_bytes;
           v_prefetch(s + STREAM_AHEAD);
           v16 x = v_load((const float *)s);
-          _Pragma("GCC unroll 16") for (int r = 0; r < MR; r++) acc[r][p] = v_fma(v_set1(a[r][k]), x, acc[r][p]);
+          UNROLL for (int r = 0; r < MR; r++) acc[r][p] = v_fma(v_set1(a[r][k]), x, acc[r][p]);
         }
     } else {
       for (; k + 2 <= kn; k += 2, src += 64)
-        _Pragma("GCC unroll 16") for (int p = 0; p < NP; p++) {
+        UNROLL for (int p = 0; p < NP; p++) {
           const uint8_t *s = src + (size_t)p * w->panel_bytes;
           v_prefetch(s + STREAM_AHEAD);
           v16 x = v_pair_even(s);
-          _Pragma("GCC unroll 16") for (int r = 0; r < MR; r++) acc[r][p] = v_fma(v_set1(a[r][k]), x, acc[r][p]);
+          UNROLL for (int r = 0; r < MR; r++) acc[r][p] = v_fma(v_set1(a[r][k]), x, acc[r][p]);
           x = v_pair_odd(s);
-          _Pragma("GCC unroll 16") for (int r = 0; r < MR; r++) acc[r][p] = v_fma(v_set1(a[r][k + 1]), x, acc[r][p]);
+          UNROLL for (int r = 0; r < MR; r++) acc[r][p] = v_fma(v_set1(a[r][k + 1]), x, acc[r][p]);
         }
       if (k < kn)
-        _Pragma("GCC unroll 16") for (int p = 0; p < NP; p++) {
+        UNROLL for (int p = 0; p < NP; p++) {
           v16 x = v_pair_even(src + (size_t)p * w->panel_bytes);
-          _Pragma("GCC unroll 16") for (int r = 0; r < MR; r++) acc[r][p] = v_fma(v_set1(a[r][k]), x, acc[r][p]);
+          UNROLL for (int r = 0; r < MR; r++) acc[r][p] = v_fma(v_set1(a[r][k]), x, acc[r][p]);
         }
     }
     const float *scale = w->block_scale ? w->block_scale + ((size_t)panel * (size_t)w->pieces + (size_t)piece) * 16 : NULL;
@@ -172,7 +179,7 @@ static void linear_end(const float *tot, int m, const rk_weight *w, int p0, int 
 }
 
 // Up to RK_BLOCK_ROWS rows against panels [p0, p1), at most RK_BLOCK_PANELS of them. work: rk_linear_work bytes.
-static void linear_block(void *work, rows_in rows, int m, const rk_weight *w, int p0, int p1, int n_lo, int n_hi, float *const *outs, int bf16) {
+static __attribute__((noinline)) void linear_block(void *work, rows_in rows, int m, const rk_weight *w, int p0, int p1, int n_lo, int n_hi, float *const *outs, int bf16) {
   float *b = work, *tot = b + 2 * RK_K_PIECE * 16;
   memset(tot, 0, (size_t)m * (size_t)(p1 - p0) * 64);
   switch (m) {
