@@ -221,31 +221,29 @@ func (m *Manager) endTurns(ctx context.Context) error {
 // releaseAll gives the sessions back: the next server need not take them over,
 // so their epochs stay.
 func (m *Manager) releaseAll(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), opTimeout)
+	defer cancel()
 	for _, s := range m.sessions() {
 		s.dropSeq()
 	}
-	c := m.keeper.conn
-	if c == nil {
-		return
+	if c := m.keeper.conn; c != nil {
+		defer c.Release()
+		defer c.Conn().Close(ctx) // and the lock with it
 	}
-	defer c.Release()
-	open := 0
 	for _, s := range m.sessions() {
 		s.mu.Lock()
-		if s.turn != nil {
-			open++
-		}
+		open := s.turn != nil
 		s.mu.Unlock()
+		if open {
+			return // its end is not written: the next server takes over as after a crash
+		}
 	}
-	if open > 0 {
-		return // their ends are not written: the next server takes them over as after a crash
-	}
-	_, err := c.Exec(ctx, `UPDATE sessions SET owner_server = NULL WHERE owner_server = $1`, m.me)
+	// not on the keeper's connection: the end of its context may have cost it that
+	_, err := m.pool.Exec(ctx, `UPDATE sessions SET owner_server = NULL WHERE owner_server = $1`, m.me)
 	if err == nil {
-		_, err = c.Exec(ctx, `DELETE FROM servers WHERE id = $1`, m.me)
+		_, err = m.pool.Exec(ctx, `DELETE FROM servers WHERE id = $1`, m.me)
 	}
 	if err != nil {
 		m.log.Warn("give the sessions back", "error", err)
 	}
-	c.Conn().Close(ctx) // and the lock with it
 }
