@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -85,7 +86,7 @@ type benchForkCmd struct {
 	Seed  int64 `help:"With --check: seed of lines and offsets." default:"20260101"`
 }
 
-func (b benchForkCmd) Run(c *console) error {
+func (b benchForkCmd) Run(c *console) (err error) {
 	for _, n := range b.Sizes {
 		if n < 16 {
 			return usage("--sizes: want 16 or more, not %d", n)
@@ -104,6 +105,14 @@ func (b benchForkCmd) Run(c *console) error {
 	}
 	o := bench.DefaultFork()
 	o.Sizes, o.Reps = b.Sizes, b.Reps
+	if b.Geometry == "" { // random weights have no tokenizer, a server needs one
+		srv, startErr := startServer(c.ctx, l)
+		if startErr != nil {
+			return startErr
+		}
+		defer func() { err = errors.Join(err, srv.stop()) }()
+		o.REST = srv.rest(l)
+	}
 	rows, err := bench.Forks(c.ctx, l.engine, o, c.counted())
 	if err != nil {
 		return err
