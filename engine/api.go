@@ -42,8 +42,16 @@ type Restored struct {
 	Host       int    `json:"host"`
 	Disk       int    `json:"disk"`
 	Recomputed int    `json:"recomputed"`
-	ColdReason string `json:"-"` // why Recomputed is not 0: "new", "no_snapshot", "evicted"; "" when it is 0
+	ColdReason string `json:"-"` // why Recomputed is not 0: see the Cold constants; "" when it is 0
 }
+
+// Reasons why tokens were recomputed.
+const (
+	ColdNew        = "new"         // nothing of the line was known
+	ColdDiverged   = "diverged"    // only a beginning of it was
+	ColdNoSnapshot = "no_snapshot" // caches were there, the state was not: replayed from an earlier one
+	ColdCorrupt    = "corrupt"     // bytes from another tier failed their checksum
+)
 
 // Residency is where a Seq's consumed tokens are cached: tokens by tier, and the number of its snapshots.
 type Residency struct {

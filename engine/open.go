@@ -183,11 +183,11 @@ func coldReason(j *restoring, m *radix.Match, want int) string {
 	case j.at >= want:
 		return ""
 	case j.have > j.at:
-		return "no_snapshot"
+		return ColdNoSnapshot
 	case m.Tokens == 0 && j.at == 0:
-		return "new"
+		return ColdNew
 	}
-	return "diverged"
+	return ColdDiverged
 }
 
 // copyIn moves the bytes. It needs no ownership: the targets are reserved for this restore alone.
@@ -231,7 +231,9 @@ func (e *Engine) endRestore(s *Seq, j *restoring) {
 	if j.err != nil {
 		e.opts.Log.Warn("restore from host failed, recomputing", "error", j.err)
 		e.abandon(j)
-		j = &restoring{slot: radix.None, reason: "corrupt", snap: radix.Snapshot{Slot: radix.None, Tail: radix.None}}
+		e.forest.ForgetHost(s.ns, s.line)
+		e.freeHost()
+		j = &restoring{slot: radix.None, reason: ColdCorrupt, snap: radix.Snapshot{Slot: radix.None, Tail: radix.None}}
 	}
 	if s.dead {
 		e.abandon(j)

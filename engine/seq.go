@@ -68,7 +68,7 @@ func (s *Seq) source(n int) Restored {
 	if r.Recomputed > 0 {
 		r.ColdReason = s.coldReason
 		if s.consumed > 0 && s.coldReason == "" {
-			r.ColdReason = "new"
+			r.ColdReason = ColdNew
 		}
 	}
 	s.fromHost, s.coldReason = 0, ""

@@ -322,3 +322,30 @@ func (f *Forest) TakeFreed(out []int64) []int64 {
 	f.freed = f.freed[:0]
 	return out
 }
+
+// ForgetHost gives up what a line has on the host only, because the bytes there proved to be bad: the first page
+// without a device copy goes with all that hangs below it, and so do the line's snapshots without a slot. What is
+// locked or on its way out stays.
+func (f *Forest) ForgetHost(key string, line []int32) {
+	n := f.roots[key]
+	for n != nil {
+		for i := len(n.snaps) - 1; i >= 0; i-- {
+			if s := n.snaps[i]; s.Slot < 0 && s.ticket == 0 && s.locks == 0 && s.At <= len(line) && s.extendsTo(line) {
+				f.removeSnap(s)
+				f.stats.Dropped.Snapshots++
+			}
+		}
+		if n.gone || n.end()+PageTokens > len(line) {
+			return
+		}
+		k := n.child(pageOf(line, int(n.depth)))
+		if k != nil && k.dev < 0 {
+			if k.locks == 0 && k.ticket == 0 {
+				f.remove(k)
+				f.stats.Dropped.Pages++
+			}
+			return
+		}
+		n = k
+	}
+}

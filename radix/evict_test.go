@@ -282,3 +282,28 @@ func TestDump(t *testing.T) {
 	r.f.Keep(evs[0])
 	r.f.Unlock(&lock)
 }
+
+func TestForgetHostGivesUpBadCopies(t *testing.T) {
+	r := newRig(t, 32, 16)
+	shared := line(300, 1)
+	l, sibling := line(700, 2, shared...), line(650, 3, shared...)
+	r.run("k", sibling)
+	r.run("k", l)
+	r.demote(r.f.EvictPath("k", l[:699]))
+	lock := r.f.Lock(r.match("k", l))
+	r.f.ForgetHost("k", l)
+	if m := r.match("k", l); m.Tokens != 640 {
+		t.Errorf("a locked page was forgotten: %d tokens left", m.Tokens)
+	}
+	r.f.Unlock(&lock)
+	r.f.ForgetHost("k", l)
+	if m := r.match("k", l); m.Tokens != 256 || m.Found && m.Snapshot.Slot == None {
+		t.Errorf("%d tokens and snapshot %+v left, want the shared 256 and nothing from the host", m.Tokens, m.Snapshot)
+	}
+	r.wantStart("k", sibling, 649)
+	if freed := r.f.TakeFreed(nil); len(freed) < 4 {
+		t.Errorf("handles %v freed, want those of three pages and a snapshot at least", freed)
+	}
+	r.f.ForgetHost("k", l)
+	r.f.ForgetHost("none", l)
+}
