@@ -35,7 +35,10 @@ type serveCmd struct {
 
 func (s serveCmd) Run(c *console) (err error) {
 	log := newLog(c.err, s.LogFormat, s.LogLevel)
-	// The address first: a port in use should show before minutes of loading.
+	// What is wrong most often first: it should show before minutes of loading.
+	if _, _, err := modelDir(s.Model); err != nil {
+		return err
+	}
 	if err := server.CheckListen(s.Listen); err != nil {
 		return err
 	}

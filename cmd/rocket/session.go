@@ -16,7 +16,9 @@ type remote struct {
 }
 
 func (r remote) connect() (*client.Client, error) {
-	c, err := client.New(r.Server, client.Options{})
+	// One more attempt, not several: a person who waits wants to know soon that
+	// there is no server.
+	c, err := client.New(r.Server, client.Options{Retries: 1})
 	if err != nil {
 		return nil, usageError{err}
 	}
