@@ -65,8 +65,20 @@ test("only the shape of the tree raises structure", () => {
 test("a fresh list takes away what it lacks", () => {
   forest.put(session("a"));
   forest.put(session("b"));
-  forest.replace([session("b"), session("c", "b")]);
+  forest.replace([session("b"), session("c", "b")], forest.version);
   expect(ids()).toEqual(["b", "-c"]);
+});
+
+test("a list that was asked for earlier neither takes away what came since nor brings back what went", () => {
+  forest.put(session("a"));
+  forest.put(session("b"));
+  const since = forest.version;
+  forest.put(session("new"));
+  forest.remove("b");
+  forest.replace([session("a"), session("b")], since);
+  expect(ids()).toEqual(["new", "a"]);
+  forest.replace([session("a")], forest.version);
+  expect(ids()).toEqual(["a"]);
 });
 
 test("rows say level, position and how many siblings there are", () => {

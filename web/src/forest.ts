@@ -13,12 +13,15 @@ export interface Node {
   session: Session | null;
   parent: string | null;
   children: string[];
+  /** Forest.version when the session was last put. */
+  put: number;
 }
 
 export class Forest {
   readonly nodes = new Map<string, Node>();
   structure = 0;
   version = 0;
+  private readonly removed = new Map<string, number>(); // id, and the version at which it went
 
   get(id: string): Session | null {
     return this.nodes.get(id)?.session ?? null;
@@ -37,13 +40,15 @@ export class Forest {
     if (node?.session && older(session, node.session)) return;
     this.version++;
     if (!node) {
-      node = { id: session.id, session, parent: null, children: [] };
+      node = { id: session.id, session, parent: null, children: [], put: 0 };
       this.nodes.set(session.id, node);
       this.structure++;
     } else if (!node.session) {
       this.structure++;
     }
     node.session = session;
+    node.put = this.version;
+    this.removed.delete(session.id);
     this.attach(node, session.parent_id, session.root_id);
   }
 
@@ -55,7 +60,7 @@ export class Forest {
     if (parentId === null) return;
     let parent = this.nodes.get(parentId);
     if (!parent) {
-      parent = { id: parentId, session: null, parent: null, children: [] };
+      parent = { id: parentId, session: null, parent: null, children: [], put: 0 };
       this.nodes.set(parentId, parent);
       if (rootId !== parentId) this.attach(parent, rootId, rootId);
     }
@@ -87,17 +92,24 @@ export class Forest {
     if (!node) return;
     this.version++;
     this.structure++;
+    this.removed.set(id, this.version);
     node.session = null;
     this.prune(node);
   }
 
-  /** Makes the forest hold exactly these sessions (a fresh list), keeping what is newer. */
-  replace(sessions: Session[]): void {
+  /**
+   * Takes in a fresh list of all sessions that was asked for when `version` was `since`. What came or went
+   * after that the list may not know: it stays as it is.
+   */
+  replace(sessions: Session[], since: number): void {
     const listed = new Set(sessions.map((s) => s.id));
-    for (const s of sessions) this.put(s);
-    for (const node of [...this.nodes.values()]) {
-      if (node.session && !listed.has(node.id)) this.remove(node.id);
+    for (const s of sessions) {
+      if ((this.removed.get(s.id) ?? -1) <= since) this.put(s);
     }
+    for (const node of [...this.nodes.values()]) {
+      if (node.session && !listed.has(node.id) && node.put <= since) this.remove(node.id);
+    }
+    for (const [id, at] of this.removed) if (at <= since) this.removed.delete(id);
   }
 
   /** Roots, newest first. */

@@ -76,6 +76,13 @@ function Head({ session, running }: { session: Session; running: boolean }) {
           {` · ${session.model}`}
         </span>
       </div>
+      {Object.keys(session.labels).length > 0 && (
+        <div class="labels">
+          {Object.entries(session.labels).map(([k, v]) => (
+            <span key={k} class="label">{v ? `${k}=${v}` : k}</span>
+          ))}
+        </div>
+      )}
       <Residency session={session} />
       <div class="actions" role="group" aria-label="Session actions">
         {running && (

@@ -67,6 +67,7 @@ export function load(): Promise<void> {
 
 async function loadAll(): Promise<void> {
   const all: Session[] = [];
+  const since = forest.version;
   let after: string | null = null;
   let more = true;
   try {
@@ -75,16 +76,12 @@ async function loadAll(): Promise<void> {
       all.push(...page.data);
       after = page.next;
       more = page.has_more && after !== null;
-      if (!loaded.value) {
-        for (const s of page.data) forest.put(s);
-        changed();
-      }
     }
   } catch (err) {
     if (connection.value === "live" || !loaded.value) report(err, "List sessions");
     return;
   }
-  forest.replace(all);
+  forest.replace(all, since);
   batch(() => {
     truncated.value = more;
     loaded.value = true;
