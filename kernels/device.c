@@ -141,6 +141,6 @@ double rk_device_measure_read(rk_device *d, size_t bytes, double seconds) {
 
 double rk_device_measure_fma(rk_device *d, double seconds) {
   if (!d) return 0;
-  probe b = {.dev = d, .tasks = d->threads * FMA_TASKS_PER_THREAD, .rounds = 1 << 14};
+  probe b = {.dev = d, .tasks = d->threads * FMA_TASKS_PER_THREAD, .rounds = 1 << 10};
   return best_rate(&b, fma_task, d->isa->fma_count * (double)b.rounds * b.tasks, seconds);
 }

@@ -30,6 +30,8 @@ rk_status rk_fail(rk_status st, const char *fmt, ...) __attribute__((format(prin
 void *rk_alloc(size_t bytes);
 void rk_release(void *p, size_t bytes);
 static inline size_t rk_pad(size_t n, size_t to) { return (n + to - 1) / to * to; }
+// Elements from row to row of an FP32 matrix: an odd number of cache lines, so that rows do not share cache sets.
+static inline size_t rk_ld(int width) { return (rk_pad((size_t)width, 16) / 16 | 1) * 16; }
 static inline int rk_min(int a, int b) { return a < b ? a : b; }
 static inline int rk_max(int a, int b) { return a > b ? a : b; }
 static inline int rk_ceil(int a, int b) { return (a + b - 1) / b; }
@@ -123,18 +125,21 @@ struct rk_op {
 };
 
 struct rk_moe_state {
-  int experts, topk, d, inter, max_rows;
+  int experts, topk, d, inter;
+  size_t rows, up_ld, act_ld, down_ld;   // room for so many assignments
   float limit;
   rk_weight **gate_up, **down;
   // Of the current batch: assignments (row, place) sorted by expert, rows ascending inside one.
   int n_active;              // experts with rows
   int *active, *first;       // [experts], [experts+1]: first assignment of active[i]
   int *row, *slot_of;        // [max_rows*topk]: row of an assignment; assignment of (row, place)
-  float *up, *act, *down_out; // [max_rows*topk][2I], [I], [d]
+  float *up, *act, *down_out; // [rows][up_ld], ...
   int *task_active, *task_row, *task_rows; // row blocks of the matrix stages
   int n_blocks;
   size_t bytes;
 };
+
+void rk_moe_free(rk_moe_state *);
 
 struct rk_plan {
   rk_device *dev;

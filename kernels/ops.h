@@ -9,20 +9,27 @@
 #include "ops_mla.h"
 #include "ops_moe.h"
 
+// Four streams with prefetch, as a weight is read: one stream alone does not fill the memory pipeline.
 static uint64_t probe_read(const uint8_t *p, size_t n) {
   v16 acc[4] = {v_zero(), v_zero(), v_zero(), v_zero()};
-  size_t i = 0;
-  for (; i + 256 <= n; i += 256)
-    UNROLL for (int j = 0; j < 4; j++) acc[j] = v_max(acc[j], v_load((const float *)(p + i) + 16 * j));
+  size_t part = n / 4 / 64 * 64, i = 0;
+  for (; i < part; i += 64)
+    UNROLL for (size_t j = 0; j < 4; j++) {
+      const uint8_t *at = p + j * part + i;
+      v_prefetch(at + STREAM_AHEAD);
+      acc[j] = v_max(acc[j], v_load((const float *)at));
+    }
   uint64_t rest = 0;
-  for (; i < n; i++) rest ^= p[i];
+  for (i = 4 * part; i < n; i++) rest ^= p[i];
   return rest ^ (uint64_t)(v_first(v_max(v_max(acc[0], acc[1]), v_max(acc[2], acc[3]))) > 0);
 }
 
 enum { PROBE_CHAINS = 6, PROBE_STEPS = 64 };
 static double probe_fma(uint64_t rounds) {
   v16 acc[PROBE_CHAINS], x = v_set1(0.999f), y = v_set1(0.001f);
-  UNROLL for (int j = 0; j < PROBE_CHAINS; j++) acc[j] = v_set1((float)j);
+  float start[16];   // lanes must differ, or the compiler computes half a vector
+  for (int i = 0; i < 16; i++) start[i] = (float)(rounds + (uint64_t)i);
+  UNROLL for (int j = 0; j < PROBE_CHAINS; j++) acc[j] = v_add(v_load(start), v_set1((float)j));
   for (uint64_t r = 0; r < rounds * PROBE_STEPS; r++)
     UNROLL for (int j = 0; j < PROBE_CHAINS; j++) acc[j] = v_fma(acc[j], x, y);
   v16 sum = v_zero();

@@ -82,8 +82,11 @@ static void unpack_piece(const rk_weight *w, int panel, int piece, int kn, float
   if (k < kn) v_store(b + k * 16, v_pair_even(src));
 }
 
+// Totals of a block: [rows][tot_ld].
+static inline size_t tot_ld(int p0, int p1) { return rk_ld((p1 - p0) * 16); }
+
 static void blocked(float *b, float *tot, rows_in rows, int m, const rk_weight *w, int p0, int p1) {
-  size_t ld = (size_t)(p1 - p0) * 16;
+  size_t ld = tot_ld(p0, p1);
   for (int piece = 0; piece < w->pieces; piece++) {
     int kn = rk_min(RK_K_PIECE, w->k - piece * RK_K_PIECE);
     for (int p = p0; p < p1; p += MK_PANELS) {
@@ -139,7 +142,7 @@ INLINE void gemv_panels(const int MR, const int NP, const int F32, rows_in rows,
 
 #define GEMV(MR, NP)                                                                                         \
   static void gemv_##MR(rows_in rows, const rk_weight *w, int p0, int p1, float *tot) {                      \
-    size_t ld = (size_t)(p1 - p0) * 16;                                                                      \
+    size_t ld = tot_ld(p0, p1);                                                                              \
     int p = p0;                                                                                              \
     for (; p + NP <= p1; p += NP) {                                                                          \
       if (w->f32) gemv_panels(MR, NP, 1, rows, w, p, tot + (size_t)(p - p0) * 16, ld);                       \
@@ -160,7 +163,7 @@ enum { GEMV_ROWS = 6 };
 
 // Row scales, rounding, and only the outputs [n_lo, n_hi); outs[r] is where output n_lo goes.
 static void linear_end(const float *tot, int m, const rk_weight *w, int p0, int p1, int n_lo, int n_hi, float *const *outs, int bf16) {
-  size_t ld = (size_t)(p1 - p0) * 16;
+  size_t ld = tot_ld(p0, p1);
   for (int r = 0; r < m; r++)
     for (int p = p0; p < p1; p++) {
       int lo = rk_max(n_lo, p * 16), hi = rk_min(n_hi, p * 16 + 16);
@@ -181,7 +184,7 @@ static void linear_end(const float *tot, int m, const rk_weight *w, int p0, int 
 // Up to RK_BLOCK_ROWS rows against panels [p0, p1), at most RK_BLOCK_PANELS of them. work: rk_linear_work bytes.
 static __attribute__((noinline)) void linear_block(void *work, rows_in rows, int m, const rk_weight *w, int p0, int p1, int n_lo, int n_hi, float *const *outs, int bf16) {
   float *b = work, *tot = b + 2 * RK_K_PIECE * 16;
-  memset(tot, 0, (size_t)m * (size_t)(p1 - p0) * 64);
+  memset(tot, 0, (size_t)m * tot_ld(p0, p1) * sizeof *tot);
   switch (m) {
   case 1: gemv_1(rows, w, p0, p1, tot); break;
   case 2: gemv_2(rows, w, p0, p1, tot); break;

@@ -50,7 +50,7 @@ static void task_route(rk_plan *p, const rk_op *op, int i, int worker) {
 }
 
 // Shared by the two matrix stages: block i % n_blocks of assignments of one expert, panel group i / n_blocks.
-static void moe_matrix(rk_plan *p, const rk_op *op, int i, int worker, const rk_weight *const *weights, int gather, float *result, int width) {
+static void moe_matrix(rk_plan *p, const rk_op *op, int i, int worker, const rk_weight *const *weights, int gather, float *result, size_t ld) {
   const rk_moe_state *m = op->moe;
   int block = i % m->n_blocks, group = i / m->n_blocks;
   int a = m->task_active[block], first = m->task_row[block], n = m->task_rows[block];
@@ -60,14 +60,14 @@ static void moe_matrix(rk_plan *p, const rk_op *op, int i, int worker, const rk_
   const float *rows[RK_BLOCK_ROWS];
   float *outs[RK_BLOCK_ROWS];
   for (int r = 0; r < n; r++) {
-    rows[r] = gather ? rk_row(p, op->in, m->row[first + r]) : m->act + (size_t)(first + r) * (size_t)m->inter;
-    outs[r] = result + (size_t)(first + r) * (size_t)width + (size_t)p0 * 16;
+    rows[r] = gather ? rk_row(p, op->in, m->row[first + r]) : m->act + (size_t)(first + r) * m->act_ld;
+    outs[r] = result + (size_t)(first + r) * ld + (size_t)p0 * 16;
   }
   linear_block(rk_work(p, worker), rows, n, w, p0, p1, p0 * 16, rk_min(w->n, p1 * 16), outs, 0);
 }
 
 static void task_moe_up(rk_plan *p, const rk_op *op, int i, int worker) {
-  moe_matrix(p, op, i, worker, (const rk_weight *const *)op->moe->gate_up, 1, op->moe->up, 2 * op->moe->inter);
+  moe_matrix(p, op, i, worker, (const rk_weight *const *)op->moe->gate_up, 1, op->moe->up, op->moe->up_ld);
 }
 
 static void task_moe_act(rk_plan *p, const rk_op *op, int i, int worker) {
@@ -75,13 +75,13 @@ static void task_moe_act(rk_plan *p, const rk_op *op, int i, int worker) {
   (void)worker;
   int total = m->first[m->n_active], end = rk_min(total, (i + 1) * op->rows_per);
   for (int a = i * op->rows_per; a < end; a++) {
-    const float *up = m->up + (size_t)a * 2 * (size_t)m->inter;
-    swiglu_row(up, up + m->inter, m->act + (size_t)a * (size_t)m->inter, m->inter, m->limit, p->cls == RK_CLASS_BF16);
+    const float *up = m->up + (size_t)a * m->up_ld;
+    swiglu_row(up, up + m->inter, m->act + (size_t)a * m->act_ld, m->inter, m->limit, p->cls == RK_CLASS_BF16);
   }
 }
 
 static void task_moe_down(rk_plan *p, const rk_op *op, int i, int worker) {
-  moe_matrix(p, op, i, worker, (const rk_weight *const *)op->moe->down, 0, op->moe->down_out, op->moe->d);
+  moe_matrix(p, op, i, worker, (const rk_weight *const *)op->moe->down, 0, op->moe->down_out, op->moe->down_ld);
 }
 
 static void task_moe_sum(rk_plan *p, const rk_op *op, int i, int worker) {
@@ -93,7 +93,7 @@ static void task_moe_sum(rk_plan *p, const rk_op *op, int i, int worker) {
     for (int c = 0; c < d; c += 16) {
       v16 acc = v_zero();
       for (int k = 0; k < topk; k++) {   // ids ascend
-        const float *y = m->down_out + (size_t)m->slot_of[(size_t)row * (size_t)topk + (size_t)k] * (size_t)d;
+        const float *y = m->down_out + (size_t)m->slot_of[(size_t)row * (size_t)topk + (size_t)k] * m->down_ld;
         acc = v_fma(v_set1(weights[k]), v_load_n(y + c, d - c), acc);
       }
       if (shared) acc = v_add(acc, v_load_n(shared + c, d - c));

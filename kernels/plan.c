@@ -8,7 +8,7 @@
 #include "internal.h"
 
 size_t rk_linear_work(void) {
-  return (size_t)(2 * RK_K_PIECE * RK_LANES + RK_BLOCK_ROWS * RK_BLOCK_PANELS * RK_LANES) * sizeof(float);
+  return (size_t)(2 * RK_K_PIECE * RK_LANES + RK_BLOCK_ROWS * (RK_BLOCK_PANELS + 1) * RK_LANES) * sizeof(float);
 }
 
 rk_plan *rk_plan_new(rk_device *d, rk_class cls, int max_rows, int max_segs, int max_pos) {
@@ -32,15 +32,6 @@ rk_plan *rk_plan_new(rk_device *d, rk_class cls, int max_rows, int max_segs, int
   return p;
 }
 
-static void free_moe(rk_moe_state *m) {
-  if (!m) return;
-  for (int e = 0; e < m->experts; e++) rk_weight_free(m->gate_up[e]), rk_weight_free(m->down[e]);
-  size_t a = (size_t)m->max_rows * (size_t)m->topk * sizeof(float);
-  rk_release(m->up, a * 2 * (size_t)m->inter), rk_release(m->act, a * (size_t)m->inter), rk_release(m->down_out, a * (size_t)m->d);
-  free(m->gate_up), free(m->down), free(m->active), free(m->first), free(m->row), free(m->slot_of);
-  free(m->task_active), free(m->task_row), free(m->task_rows), free(m);
-}
-
 void rk_plan_free(rk_plan *p) {
   if (!p) return;
   for (int i = 0; i < p->n_ops; i++) {
@@ -49,7 +40,7 @@ void rk_plan_free(rk_plan *p) {
     if (op->buf) rk_buffer_free(op->buf);
     if (op->cache.pages) rk_buffer_free(op->cache.pages);
     free(op->p0), free(op->p1), free(op->p2), free(op->p3), free(op->p4);
-    if (op->kind == OP_MOE_UP) free_moe(op->moe);
+    if (op->kind == OP_MOE_UP) rk_moe_free(op->moe);
   }
   for (int i = 0; i < p->n_scratch; i++) rk_release(p->scratch[i].data.f, p->scratch[i].bytes);
   rk_release(p->work, p->work_mapped);
@@ -78,7 +69,7 @@ static int add_scratch(rk_plan *p, rk_scratch_kind kind, int width, size_t ld) {
 
 int rk_plan_scratch(rk_plan *p, int width) {
   if (width <= 0 || width > RK_WIDTH_MAX) return rk_fail(RK_EINVAL, "plan_scratch: width %d", width);
-  return add_scratch(p, SC_ROWS, width, rk_pad((size_t)width, RK_LANES));
+  return add_scratch(p, SC_ROWS, width, rk_ld(width));
 }
 
 int rk_plan_selection(rk_plan *p, int topk, int pool) {

@@ -94,22 +94,30 @@ static rk_status check_moe(rk_plan *p, const rk_moe *a) {
   return RK_OK;
 }
 
+void rk_moe_free(rk_moe_state *m) {
+  if (!m) return;
+  for (int e = 0; e < m->experts; e++) rk_weight_free(m->gate_up[e]), rk_weight_free(m->down[e]);
+  rk_release(m->up, m->rows * m->up_ld * sizeof(float)), rk_release(m->act, m->rows * m->act_ld * sizeof(float)), rk_release(m->down_out, m->rows * m->down_ld * sizeof(float));
+  free(m->gate_up), free(m->down), free(m->active), free(m->first), free(m->row), free(m->slot_of);
+  free(m->task_active), free(m->task_row), free(m->task_rows), free(m);
+}
+
 static rk_moe_state *new_state(rk_plan *p, const rk_moe *a) {
   rk_moe_state *m = calloc(1, sizeof *m);
   if (!m) return NULL;
   size_t rows = (size_t)p->max_rows, n = rows * (size_t)a->topk, e = (size_t)a->experts, blocks = e + n / RK_BLOCK_ROWS + 1;
-  m->topk = a->topk, m->d = a->d, m->inter = a->inter, m->max_rows = p->max_rows, m->limit = a->limit;
+  m->up_ld = rk_ld(2 * a->inter), m->act_ld = rk_ld(a->inter), m->down_ld = rk_ld(a->d), m->rows = n;
+  m->topk = a->topk, m->d = a->d, m->inter = a->inter, m->limit = a->limit;
   m->gate_up = calloc(e, sizeof *m->gate_up), m->down = calloc(e, sizeof *m->down);
   m->active = calloc(2 * e, sizeof(int)), m->first = calloc(e + 1, sizeof(int));
   m->row = calloc(n, sizeof(int)), m->slot_of = calloc(n, sizeof(int));
   m->task_active = calloc(blocks, sizeof(int)), m->task_row = calloc(blocks, sizeof(int)), m->task_rows = calloc(blocks, sizeof(int));
-  m->up = rk_alloc(n * 2 * (size_t)a->inter * sizeof(float));
-  m->act = rk_alloc(n * (size_t)a->inter * sizeof(float));
-  m->down_out = rk_alloc(n * (size_t)a->d * sizeof(float));
-  m->bytes = n * (3 * (size_t)a->inter + (size_t)a->d) * sizeof(float);
+  m->up = rk_alloc(n * m->up_ld * sizeof(float));
+  m->act = rk_alloc(n * m->act_ld * sizeof(float));
+  m->down_out = rk_alloc(n * m->down_ld * sizeof(float));
+  m->bytes = n * (m->up_ld + m->act_ld + m->down_ld) * sizeof(float);
   if (m->gate_up && m->down && m->active && m->first && m->row && m->slot_of && m->task_active && m->task_row && m->task_rows && m->up && m->act && m->down_out) return m;
-  rk_release(m->up, n * 2 * (size_t)a->inter * sizeof(float)), rk_release(m->act, n * (size_t)a->inter * sizeof(float)), rk_release(m->down_out, n * (size_t)a->d * sizeof(float));
-  free(m->gate_up), free(m->down), free(m->active), free(m->first), free(m->row), free(m->slot_of), free(m->task_active), free(m->task_row), free(m->task_rows), free(m);
+  rk_moe_free(m);
   return NULL;
 }
 
