@@ -107,6 +107,7 @@ func (c *Client) Follow(ctx context.Context, id string, pos Position, opts Follo
 var (
 	errStopped = errors.New("the caller stopped")
 	errGap     = errors.New("events are missing")
+	errIdle    = errors.New("the server sent not even a heartbeat")
 )
 
 // advance says whether e is the next event at pos, and where reading goes on.
@@ -141,7 +142,11 @@ func (c *Client) connection(ctx context.Context, id string, pos Position, sse bo
 }
 
 func (c *Client) readSocket(ctx context.Context, id string, pos Position, take func(Event) error) error {
-	conn, err := c.Dial(ctx, id, pos)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	idle := time.AfterFunc(idleMax, func() { cancel(errIdle) })
+	defer idle.Stop()
+	conn, err := c.dial(ctx, sessionPath(id, "/stream"), pos.query(), func() { idle.Reset(idleMax) })
 	if err != nil {
 		return err
 	}
@@ -149,8 +154,12 @@ func (c *Client) readSocket(ctx context.Context, id string, pos Position, take f
 	for {
 		_, data, err := conn.Read(ctx)
 		if err != nil {
+			if errors.Is(context.Cause(ctx), errIdle) {
+				err = errIdle
+			}
 			return fmt.Errorf("read stream: %w", err)
 		}
+		idle.Reset(idleMax)
 		var head struct {
 			Type      string `json:"type"`
 			SessionID string `json:"session_id"`
@@ -181,7 +190,7 @@ func (c *Client) readSocket(ctx context.Context, id string, pos Position, take f
 
 // Dial opens a session's WebSocket for a caller who speaks its frames.
 func (c *Client) Dial(ctx context.Context, id string, pos Position) (*websocket.Conn, error) {
-	return c.dial(ctx, sessionPath(id, "/stream"), pos.query())
+	return c.dial(ctx, sessionPath(id, "/stream"), pos.query(), nil)
 }
 
 // DialWatch opens /v1/watch; root "" watches all sessions.
@@ -191,13 +200,19 @@ func (c *Client) DialWatch(ctx context.Context, root string, turns bool) (*webso
 	if turns {
 		query.Set("turns", "true")
 	}
-	return c.dial(ctx, "/v1/watch", query)
+	return c.dial(ctx, "/v1/watch", query, nil)
 }
 
-func (c *Client) dial(ctx context.Context, path string, query url.Values) (*websocket.Conn, error) {
-	conn, resp, err := websocket.Dial(ctx, c.url(path, query), &websocket.DialOptions{
-		HTTPClient: c.http, Subprotocols: []string{subprotocol},
-	})
+// dial opens a WebSocket; pinged is told of the server's heartbeats.
+func (c *Client) dial(ctx context.Context, path string, query url.Values, pinged func()) (*websocket.Conn, error) {
+	opts := &websocket.DialOptions{HTTPClient: c.http, Subprotocols: []string{subprotocol}}
+	if pinged != nil {
+		opts.OnPingReceived = func(context.Context, []byte) bool {
+			pinged()
+			return true
+		}
+	}
+	conn, resp, err := websocket.Dial(ctx, c.url(path, query), opts)
 	if err != nil {
 		if resp != nil && resp.StatusCode >= 400 && resp.Body != nil {
 			return nil, readError(resp)
@@ -224,7 +239,7 @@ func (c *Client) readSSE(ctx context.Context, id string, pos Position, take func
 	if resp.StatusCode >= 400 {
 		return readError(resp)
 	}
-	idle := time.AfterFunc(idleMax, func() { cancel(errors.New("no heartbeat")) })
+	idle := time.AfterFunc(idleMax, func() { cancel(errIdle) })
 	defer idle.Stop()
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(make([]byte, 0, 64<<10), eventLineMax)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"rocket/client"
+	"rocket/engine"
 	"rocket/sessions"
 )
 
@@ -133,5 +134,44 @@ func TestBodiesTooLarge(t *testing.T) {
 				wantProblem(t, a.header, a.body, c.status, codeTooLarge, "body")
 			}
 		})
+	}
+}
+
+// TestQueueFull: past the queue's length a turn is refused with 429 and a time
+// to wait, and leaves nothing behind.
+func TestQueueFull(t *testing.T) {
+	w := start(t, worldOptions{engine: engine.Options{MaxSeqs: 1, QueueLen: 1}})
+	running, refused := w.create("a"), client.Session{}
+	stream := w.dial(running.ID, "")
+	stream.send(`{"type":"turn.create","max_tokens":20000,"ignore_eos":true}`)
+	stream.until("turn.delta") // it is out of the queue
+	for i := 0; refused.ID == ""; i++ {
+		s := w.create("b")
+		a := w.do("POST", pathSessions+"/"+s.ID+"/turns", `{"max_tokens":1}`)
+		switch {
+		case a.status == http.StatusTooManyRequests:
+			wantProblem(t, a.header, a.body, http.StatusTooManyRequests, "queue_full", "")
+			refused = s
+		case a.status != http.StatusAccepted || i > 3:
+			t.Fatalf("turn %d: status %d: %s", i, a.status, a.body)
+		}
+	}
+	after, err := w.api.Get(w.ctx(), refused.ID)
+	if err != nil || after.State != "idle" || after.TurnCount != 0 || after.Length != refused.Length {
+		t.Errorf("after the refusal: %+v, %v", after, err)
+	}
+	stream.send(`{"type":"turn.cancel"}`)
+	stream.until("turn.cancelled")
+	if turn := w.turn(refused.ID, 2); len(turn.Tokens) != 2 {
+		t.Errorf("turn after the queue: %+v", turn)
+	}
+}
+
+func TestHeadOfProbes(t *testing.T) {
+	w := start(t, worldOptions{})
+	for _, path := range []string{"/healthz", "/readyz", "/version", "/docs", "/"} {
+		if a := w.do("HEAD", path, ""); a.status != http.StatusOK && a.status != http.StatusFound || len(a.body) != 0 {
+			t.Errorf("HEAD %s: %d, %d bytes", path, a.status, len(a.body))
+		}
 	}
 }

@@ -57,6 +57,7 @@ func (s *Server) serveStyle(w http.ResponseWriter, _ *http.Request) {
 type docsPage struct {
 	Title, Version string
 	Intro          []string
+	Example        string
 	Groups         []docsGroup
 	Schemas        []docsSchema
 	Codes          []docsCode
@@ -110,8 +111,22 @@ var docsIntro = []string{
 	"This server answers on loopback only and has no API keys yet.",
 }
 
+const docsExample = `# a session, a turn, three forks of its end
+curl -s localhost:8080/v1/sessions -H 'Content-Type: application/json' -d '{"input": "func main() {"}'
+curl -s "localhost:8080/v1/sessions/$ID/turns?wait=true" -H 'Content-Type: application/json' -d '{"max_tokens": 40}'
+curl -s localhost:8080/v1/sessions/$ID/fork -H 'Content-Type: application/json' -d '{"n": 3}'
+
+# its events, live; -H 'Last-Event-ID: 1-42' goes on behind an event
+curl -sN localhost:8080/v1/sessions/$ID/events -H 'Accept: text/event-stream'
+
+# over the WebSocket: one frame a line, replies echo ref
+{"type": "turn.create", "ref": "a", "input": "\n\treturn", "max_tokens": 40}
+{"type": "fork", "ref": "b", "n": 2, "at": 12, "follow": true}
+{"type": "turn.cancel", "ref": "c"}
+{"type": "subscribe", "ref": "d", "session_id": "ses_…", "from": 1}`
+
 func describe(api *huma.OpenAPI) docsPage {
-	page := docsPage{Title: api.Info.Title + " API", Version: api.Info.Version, Intro: docsIntro}
+	page := docsPage{Title: api.Info.Title + " API", Version: api.Info.Version, Intro: docsIntro, Example: docsExample}
 	groups := map[string]*docsGroup{}
 	for _, tag := range api.Tags {
 		page.Groups = append(page.Groups, docsGroup{Name: tag.Name})

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -30,6 +31,7 @@ const (
 	codeCrossOrigin      = "cross_origin"
 	codeUpgradeRequired  = "upgrade_required"
 	codeDraining         = "draining"
+	codeTimeout          = "timeout" // a command on a socket took longer than Options.CallTimeout
 	codeSubscriptionsMax = "too_many_subscriptions"
 	codeConnectionsMax   = "too_many_connections"
 )
@@ -137,8 +139,12 @@ func (s *Server) problem(err error) *Problem {
 		}
 		return p
 	}
-	if errors.Is(err, errDraining) {
+	switch {
+	case errors.Is(err, errDraining):
 		return codeProblem(codeDraining, "the server is shutting down", "")
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		// The caller went away, or waited as long as it may: no fault of ours.
+		return codeProblem(codeTimeout, "the call was given up; it may have had its effect", "")
 	}
 	s.log.Error("call failed", "err", err)
 	return codeProblem(codeInternal, "internal error; the server's log has the cause", "")

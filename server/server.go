@@ -27,6 +27,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/go-chi/chi/v5"
+	"github.com/go-chi/chi/v5/middleware"
 
 	"rocket/sessions"
 )
@@ -135,7 +136,7 @@ func (s *Server) Handler() http.Handler { return s.handler }
 
 func (s *Server) routes() error {
 	router := chi.NewMux()
-	router.Use(s.observe, pageHeaders, allowHosts(s.opts.AllowedHosts), refuseCrossOrigin(), limitBody)
+	router.Use(middleware.GetHead, s.observe, pageHeaders, allowHosts(s.opts.AllowedHosts), refuseCrossOrigin(), limitBody)
 	router.NotFound(func(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, codeProblem(codeNoRoute, fmt.Sprintf("there is no %s", r.URL.Path), ""))
 	})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"runtime/debug"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,6 +29,9 @@ const (
 	// badFramesMax in a row end a socket with 1008: that client speaks
 	// something else.
 	badFramesMax = 32
+
+	// closeReasonMax is what a close frame can hold (RFC 6455, 5.5).
+	closeReasonMax = 123
 )
 
 // socket is one WebSocket of /stream. Three goroutines serve it: the handler
@@ -69,6 +73,12 @@ type closeError struct {
 func (e *closeError) Error() string { return fmt.Sprintf("close %d: %s", e.code, e.reason) }
 
 var errDrain = &closeError{websocket.StatusServiceRestart, "the server is shutting down"}
+
+// closeSocket sends a close frame and waits a few seconds for the peer's.
+func (s *Server) closeSocket(conn *websocket.Conn, e *closeError) {
+	s.metrics.closes.WithLabelValues(strconv.Itoa(int(e.code))).Inc()
+	_ = conn.Close(e.code, e.reason[:min(len(e.reason), closeReasonMax)]) // the peer may be gone
+}
 
 // accept upgrades a request. Origins other than our own host are refused, as
 // any page could open a socket to loopback otherwise.
@@ -146,7 +156,7 @@ func (c *socket) run(log *sessions.Log, next int64) {
 	<-ctx.Done()
 	if e, ok := errors.AsType[*closeError](context.Cause(ctx)); ok {
 		// The peer's answer is read by the read that is going on, and ends it.
-		_ = c.conn.Close(e.code, e.reason)
+		c.server.closeSocket(c.conn, e)
 	}
 	_ = c.conn.CloseNow()
 	all.Wait()
@@ -186,6 +196,9 @@ func (c *socket) ping(ctx context.Context) error {
 // read takes frames in order and executes them.
 func (c *socket) read(ctx context.Context, all *sync.WaitGroup, log *sessions.Log, next int64) error {
 	if err := c.subscribe(ctx, all, c.session, log, next, ""); err != nil {
+		if p, ok := errors.AsType[*Problem](err); ok {
+			return &closeError{websocket.StatusTryAgainLater, p.Detail}
+		}
 		return err
 	}
 	bad := 0

@@ -74,10 +74,10 @@ func (s *Server) runWatch(conn *websocket.Conn, watch *sessions.Watch) {
 	err := s.writeWatch(ctx, conn, watch)
 	switch {
 	case s.closing.Err() != nil:
-		_ = conn.Close(errDrain.code, errDrain.reason)
+		s.closeSocket(conn, errDrain)
 	case gone.Err() == nil && !errors.Is(err, context.Canceled):
 		s.log.Debug("watch ended", "err", err)
-		_ = conn.Close(websocket.StatusInternalError, "internal error")
+		s.closeSocket(conn, &closeError{websocket.StatusInternalError, "internal error"})
 	}
 	cancel()
 	stopReading()
