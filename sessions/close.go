@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 )
 
 // Close makes a session read-only; an open turn is cancelled.
@@ -38,25 +37,19 @@ func (m *Manager) closeSession(ctx context.Context, tenant, id string, save save
 	var events []Event
 	err = s.still(ctx, func(o *operation) error {
 		return o.commit(ctx, effect{
-			write: func(ctx context.Context, tx pgx.Tx, x *row, now time.Time) error {
+			write: func(ctx context.Context, w *work, x *row) error {
 				if x.state != StateClosed {
-					events = []Event{{Type: EventSessionClosed, Time: now}}
+					events = []Event{{Type: EventSessionClosed, Time: w.now}}
 					number(events, x)
 					x.state = StateClosed
-					x.touch(now)
-					if err := clearResidency(ctx, tx, x); err != nil {
-						return err
-					}
-					b := &pgx.Batch{}
-					if err := insertEvents(b, x.tenant, x.id, events); err != nil {
-						return err
-					}
-					if err := sendBatch(ctx, tx, "close session", b); err != nil {
+					x.touch(w.now)
+					clearResidency(w, x)
+					if err := insertEvents(w.b, x.tenant, x.id, events); err != nil {
 						return err
 					}
 				}
 				out = x.session()
-				return save(ctx, tx, out)
+				return save(w, out)
 			},
 			apply: func() { s.appendLocked(events) },
 		})
@@ -119,14 +112,14 @@ func (m *Manager) deleteSession(ctx context.Context, tenant, id string, save sav
 	var at time.Time
 	err = s.still(ctx, func(o *operation) error {
 		return o.commit(ctx, effect{
-			write: func(ctx context.Context, tx pgx.Tx, x *row, now time.Time) error {
-				parent, at = x.parent, now
-				x.state, x.deleted, x.title, x.labels, x.ttl = StateClosed, &now, "", map[string]string{}, nil
-				x.touch(now)
-				if err := deleteRow(ctx, tx, x, now); err != nil {
+			write: func(ctx context.Context, w *work, x *row) error {
+				parent, at = x.parent, w.now
+				x.state, x.deleted, x.title, x.labels, x.ttl = StateClosed, &at, "", map[string]string{}, nil
+				x.touch(at)
+				if err := deleteRow(ctx, w, x); err != nil {
 					return err
 				}
-				return save(ctx, tx, struct{}{})
+				return save(w, struct{}{})
 			},
 			apply: func() {
 				s.deleted = true
@@ -169,7 +162,11 @@ func (m *Manager) childGone(k liveKey) {
 // deleteRow marks a session deleted, purges what nobody inherits, and does the
 // same for deleted ancestors that were kept for it. When nobody in the tree is
 // left alive, all its rows go.
-func deleteRow(ctx context.Context, tx pgx.Tx, x *row, now time.Time) error {
+func deleteRow(ctx context.Context, w *work, x *row) error {
+	if err := w.send(ctx); err != nil { // what is queued comes first
+		return err
+	}
+	tx, now := w.conn, w.now
 	// one deletion in a tree at a time: two last siblings must not each take the other for alive
 	if _, err := tx.Exec(ctx, `SELECT 1 FROM sessions WHERE tenant_id = $1 AND id = $2 FOR UPDATE`, x.tenant, x.root); err != nil {
 		return fmt.Errorf("lock tree: %w", err)
@@ -199,7 +196,7 @@ func deleteRow(ctx context.Context, tx pgx.Tx, x *row, now time.Time) error {
 		}
 	}
 	for id := &x.id; id != nil; {
-		if id, err = purge(ctx, tx, x.tenant, *id); err != nil {
+		if id, err = purge(ctx, w, x.tenant, *id); err != nil {
 			return err
 		}
 	}
@@ -208,10 +205,10 @@ func deleteRow(ctx context.Context, tx pgx.Tx, x *row, now time.Time) error {
 
 // purge cuts a deleted session's own part of the line down to what living
 // descendants read, and returns its parent if that is deleted too.
-func purge(ctx context.Context, tx pgx.Tx, tenant string, id uuid.UUID) (*uuid.UUID, error) {
+func purge(ctx context.Context, w *work, tenant string, id uuid.UUID) (*uuid.UUID, error) {
 	var kept int
 	var next *uuid.UUID
-	err := tx.QueryRow(ctx, `UPDATE sessions s SET kept_to = (
+	err := w.conn.QueryRow(ctx, `UPDATE sessions s SET kept_to = (
 			SELECT coalesce(max(least(c.forked_at, c.kept_to)), 0) FROM sessions c
 			WHERE c.tenant_id = s.tenant_id AND c.parent_id = s.id AND (c.deleted_at IS NULL OR c.kept_to > 0))
 		WHERE s.tenant_id = $1 AND s.id = $2
@@ -220,7 +217,6 @@ func purge(ctx context.Context, tx pgx.Tx, tenant string, id uuid.UUID) (*uuid.U
 	if err != nil {
 		return nil, fmt.Errorf("find what descendants keep: %w", err)
 	}
-	b := &pgx.Batch{}
 	for _, sql := range []string{
 		`DELETE FROM token_runs WHERE tenant_id = $1 AND session_id = $2 AND tok_from >= $3`,
 		`UPDATE token_runs SET ids = ids[1:$3 - tok_from], cuts = '{}', at_ms = '{}'
@@ -231,9 +227,12 @@ func purge(ctx context.Context, tx pgx.Tx, tenant string, id uuid.UUID) (*uuid.U
 			WHERE tenant_id = $1 AND session_id = $2 AND tok_to > $3`,
 		`DELETE FROM items WHERE tenant_id = $1 AND session_id = $2 AND tok_to > $3`,
 	} {
-		b.Queue(sql, tenant, id, kept)
+		w.queue(sql, tenant, id, kept)
 	}
-	b.Queue(`DELETE FROM events WHERE tenant_id = $1 AND session_id = $2`, tenant, id)
-	b.Queue(`DELETE FROM residency WHERE tenant_id = $1 AND session_id = $2`, tenant, id)
-	return next, sendBatch(ctx, tx, "purge deleted session", b)
+	w.queue(`DELETE FROM events WHERE tenant_id = $1 AND session_id = $2`, tenant, id)
+	w.queue(`DELETE FROM residency WHERE tenant_id = $1 AND session_id = $2`, tenant, id)
+	if err := w.send(ctx); err != nil {
+		return nil, fmt.Errorf("purge deleted session: %w", err)
+	}
+	return next, nil
 }

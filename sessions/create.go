@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // Create makes a root session; it is visible when Create returns, its prompt
@@ -75,45 +73,26 @@ func (m *Manager) createRoot(ctx context.Context, x row, line []int32, save save
 	defer cancel()
 	var created Event
 	began := time.Now()
-	err := pgx.BeginFunc(ctx, m.pool, func(tx pgx.Tx) error {
-		now, err := txNow(ctx, tx)
-		if err != nil {
-			return err
-		}
-		x.created = now
-		x.touch(now)
-		events := []Event{{Type: EventSessionCreated, Time: now, EventData: EventData{RootID: sessionID(x.root)}}}
+	err, _ := m.transact(ctx, (*work).readNow, func(w *work) error {
+		x.created = w.now
+		x.touch(w.now)
+		events := []Event{{Type: EventSessionCreated, Time: w.now, EventData: EventData{RootID: sessionID(x.root)}}}
 		number(events, &x)
 		created = events[0]
-		if err := insertSessions(ctx, tx, []*row{&x}); err != nil {
-			return err
-		}
-		b := &pgx.Batch{}
+		insertSessions(w.b, []*row{&x})
 		if len(line) > 0 {
-			insertRun(b, x.tenant, x.id, run{ids: line, firstSeq: created.Seq, base: now, epoch: x.epoch})
+			insertRun(w.b, x.tenant, x.id, run{ids: line, firstSeq: created.Seq, base: w.now, epoch: x.epoch})
 		}
-		if err := insertEvents(b, x.tenant, x.id, events); err != nil {
+		if err := insertEvents(w.b, x.tenant, x.id, events); err != nil {
 			return err
 		}
-		if err := sendBatch(ctx, tx, "create session", b); err != nil {
-			return err
-		}
-		return save(ctx, tx, x.session())
+		return save(w, x.session())
 	})
 	if err != nil {
 		return nil, ledgerError("create session", err)
 	}
 	m.counts.committed(time.Since(began))
 	return m.adopt(x, line, []Event{created}), nil
-}
-
-// txNow is the transaction's one time.
-func txNow(ctx context.Context, tx pgx.Tx) (time.Time, error) {
-	var now time.Time
-	if err := tx.QueryRow(ctx, "SELECT now()").Scan(&now); err != nil {
-		return now, fmt.Errorf("read the ledger's clock: %w", err)
-	}
-	return now.UTC(), nil
 }
 
 // prefill opens a new session's timeline, which fills it behind. Without room
@@ -182,7 +161,7 @@ func (m *Manager) Patch(ctx context.Context, call Call, id string, req PatchRequ
 	return once(ctx, m, call, func(save save) (Session, error) {
 		var out Session
 		err := m.operate(ctx, call.Tenant, id, func(o *operation) error {
-			return o.commit(ctx, effect{write: func(ctx context.Context, tx pgx.Tx, x *row, now time.Time) error {
+			return o.commit(ctx, effect{write: func(ctx context.Context, w *work, x *row) error {
 				if req.Title != nil {
 					x.title = *req.Title
 				}
@@ -198,11 +177,11 @@ func (m *Manager) Patch(ctx context.Context, call Call, id string, req PatchRequ
 				if req.Pin != nil {
 					x.pin = *req.Pin
 				}
-				x.touch(now)
+				x.touch(w.now)
 				o.mu.Lock()
 				out = o.viewLocked(x)
 				o.mu.Unlock()
-				return save(ctx, tx, out)
+				return save(w, out)
 			}})
 		})
 		return out, err

@@ -2,11 +2,8 @@ package sessions
 
 import (
 	"context"
-	"fmt"
-	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 
 	"rocket/engine"
 )
@@ -68,25 +65,19 @@ func (o *operation) detach(ctx context.Context, save save) (Session, error) {
 	var out Session
 	var events []Event
 	err := o.commit(ctx, effect{
-		write: func(ctx context.Context, tx pgx.Tx, x *row, now time.Time) error {
+		write: func(ctx context.Context, w *work, x *row) error {
 			if state != StateDetached {
-				events = []Event{{Type: EventSessionDetached, Time: now, EventData: EventData{Tier: string(engine.TierHost)}}}
+				events = []Event{{Type: EventSessionDetached, Time: w.now, EventData: EventData{Tier: string(engine.TierHost)}}}
 				number(events, x)
 				x.state = StateDetached
-				x.touch(now)
-				if err := writeResidency(ctx, tx, s.m.me, x, res, now); err != nil {
-					return err
-				}
-				b := &pgx.Batch{}
-				if err := insertEvents(b, x.tenant, x.id, events); err != nil {
-					return err
-				}
-				if err := sendBatch(ctx, tx, "detach session", b); err != nil {
+				x.touch(w.now)
+				writeResidency(w, s.m.me, x, res)
+				if err := insertEvents(w.b, x.tenant, x.id, events); err != nil {
 					return err
 				}
 			}
 			out = x.session()
-			return save(ctx, tx, out)
+			return save(w, out)
 		},
 		apply: func() { s.appendLocked(events) },
 	})
@@ -139,55 +130,39 @@ func (o *operation) resume(ctx context.Context, save save) (ResumeResult, error)
 	var out ResumeResult
 	var events []Event
 	err = o.commit(ctx, effect{
-		write: func(ctx context.Context, tx pgx.Tx, x *row, now time.Time) error {
+		write: func(ctx context.Context, w *work, x *row) error {
 			if x.state == StateDetached {
-				events = []Event{{Type: EventSessionResumed, Time: now, EventData: EventData{Restored: &back}}}
+				events = []Event{{Type: EventSessionResumed, Time: w.now, EventData: EventData{Restored: &back}}}
 				number(events, x)
 				x.state = StateIdle
-				x.touch(now)
-				if err := clearResidency(ctx, tx, x); err != nil {
-					return err
-				}
-				b := &pgx.Batch{}
-				if err := insertEvents(b, x.tenant, x.id, events); err != nil {
-					return err
-				}
-				if err := sendBatch(ctx, tx, "resume session", b); err != nil {
+				x.touch(w.now)
+				clearResidency(w, x)
+				if err := insertEvents(w.b, x.tenant, x.id, events); err != nil {
 					return err
 				}
 			}
 			s.mu.Lock()
 			out = ResumeResult{s.viewLocked(x), back}
 			s.mu.Unlock()
-			return save(ctx, tx, out)
+			return save(w, out)
 		},
 		apply: func() { s.appendLocked(events) },
 	})
 	return out, err
 }
 
-func writeResidency(ctx context.Context, tx pgx.Tx, me uuid.UUID, x *row, res engine.Residency, now time.Time) error {
-	if err := clearResidency(ctx, tx, x); err != nil {
-		return err
-	}
+func writeResidency(w *work, me uuid.UUID, x *row, res engine.Residency) {
+	clearResidency(w, x)
 	for tier, tokens := range map[string]int{"device": res.Device, "host": res.Host, "disk": res.Disk} {
-		if tokens == 0 {
-			continue
-		}
-		_, err := tx.Exec(ctx, `INSERT INTO residency (tenant_id, session_id, server_id, tier, tokens, snapshots, updated_at)
-			VALUES ($1, $2, $3, $4, $5, $6, $7)`, x.tenant, x.id, me, tier, tokens, res.Snapshots, now)
-		if err != nil {
-			return fmt.Errorf("write residency: %w", err)
+		if tokens > 0 {
+			w.queue(`INSERT INTO residency (tenant_id, session_id, server_id, tier, tokens, snapshots, updated_at)
+				VALUES ($1, $2, $3, $4, $5, $6, $7)`, x.tenant, x.id, me, tier, tokens, res.Snapshots, w.now)
 		}
 	}
 	x.residency = Residency(res)
-	return nil
 }
 
-func clearResidency(ctx context.Context, tx pgx.Tx, x *row) error {
+func clearResidency(w *work, x *row) {
 	x.residency = Residency{}
-	if _, err := tx.Exec(ctx, `DELETE FROM residency WHERE tenant_id = $1 AND session_id = $2`, x.tenant, x.id); err != nil {
-		return fmt.Errorf("clear residency: %w", err)
-	}
-	return nil
+	w.queue(`DELETE FROM residency WHERE tenant_id = $1 AND session_id = $2`, x.tenant, x.id)
 }

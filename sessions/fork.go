@@ -5,8 +5,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"rocket/engine"
 )
 
@@ -183,39 +181,33 @@ func (f *fork) commit(ctx context.Context, save save) error {
 	s := f.o.session
 	return f.o.commit(ctx, effect{
 		children: len(f.kids),
-		write: func(ctx context.Context, tx pgx.Tx, x *row, now time.Time) error {
+		write: func(ctx context.Context, w *work, x *row) error {
 			if x.state == StateDetached {
-				f.events = append(f.events, Event{Type: EventSessionResumed, Time: now, EventData: EventData{Restored: f.resumed}})
+				f.events = append(f.events, Event{Type: EventSessionResumed, Time: w.now, EventData: EventData{Restored: f.resumed}})
 				x.state = StateIdle
-				if err := clearResidency(ctx, tx, x); err != nil {
-					return err
-				}
+				clearResidency(w, x)
 			}
-			f.family(x, now)
+			f.family(x, w.now)
 			number(f.events, x)
-			if err := insertSessions(ctx, tx, f.rows); err != nil {
-				return err
-			}
-			b := &pgx.Batch{}
-			if err := insertEvents(b, x.tenant, x.id, f.events); err != nil {
+			insertSessions(w.b, f.rows)
+			if err := insertEvents(w.b, x.tenant, x.id, f.events); err != nil {
 				return err
 			}
 			for i, c := range f.rows {
-				if err := insertEvents(b, c.tenant, c.id, f.created[i:i+1]); err != nil {
+				if err := insertEvents(w.b, c.tenant, c.id, f.created[i:i+1]); err != nil {
 					return err
 				}
 			}
-			if err := sendBatch(ctx, tx, "fork session", b); err != nil {
-				return err
-			}
-			x.touch(now)
-			return save(ctx, tx, f.result)
+			x.touch(w.now)
+			return save(w, f.result)
 		},
 		apply: func() {
 			s.appendLocked(f.events)
 			children := make([]*session, len(f.rows))
 			for i, c := range f.rows {
-				children[i] = s.m.adoptHeld(*c, f.line, f.created[i:i+1])
+				if child, fresh := s.m.adoptHeld(*c, f.line, f.created[i:i+1]); fresh {
+					children[i] = child
+				}
 			}
 			s.m.counts.forks.Add(int64(len(children)))
 			s.m.wg.Go(func() { f.attach(children) })
@@ -266,6 +258,9 @@ func (f *fork) attach(children []*session) {
 	defer close(f.attached)
 	mark := f.mark
 	for i, c := range children {
+		if c == nil { // in use already: it opens its timeline by itself
+			continue
+		}
 		if mark != nil {
 			seq, err := f.o.m.eng.Fork(context.Background(), mark)
 			if err != nil {

@@ -21,14 +21,16 @@ const (
 type callKey struct{ tenant, route, key string }
 
 // save stores an answer in the transaction of its effect.
-type save func(ctx context.Context, tx pgx.Tx, answer any) error
+type save func(w *work, answer any) error
+
+func noSave(*work, any) error { return nil }
 
 // once runs fn, or gives the stored answer of the same call made before. fn
 // must call save in its transaction. Without a key it just runs fn.
 func once[T any](ctx context.Context, m *Manager, call Call, fn func(save) (T, error)) (T, error) {
 	var zero T
 	if call.IdempotencyKey == "" {
-		return fn(func(context.Context, pgx.Tx, any) error { return nil })
+		return fn(noSave)
 	}
 	if len(call.IdempotencyKey) > IdempotencyKeyBytesMax {
 		return zero, invalid("Idempotency-Key", "an idempotency key has at most %d bytes", IdempotencyKeyBytesMax)
@@ -38,22 +40,27 @@ func once[T any](ctx context.Context, m *Manager, call Call, fn func(save) (T, e
 		return zero, err
 	}
 	defer leave()
-	answer, err := storedAnswer(ctx, m, call)
-	if err != nil {
-		return zero, err
-	}
-	if answer != nil {
-		var out T
-		if err := json.Unmarshal(answer, &out); err != nil {
-			return zero, fmt.Errorf("read stored answer: %w", err)
+	for try := 0; ; try++ {
+		answer, err := storedAnswer(ctx, m, call)
+		if err != nil {
+			return zero, err
 		}
-		return out, nil
+		if answer != nil {
+			var out T
+			if err := json.Unmarshal(answer, &out); err != nil {
+				return zero, fmt.Errorf("read stored answer: %w", err)
+			}
+			return out, nil
+		}
+		out, err := fn(func(w *work, answer any) error { return insertAnswer(w, call, answer) })
+		if !isUniqueViolation(err, "idempotency_pkey") {
+			return out, err
+		}
+		if try > 0 {
+			return zero, fail(CodeIdempotencyRunning, "a call with this idempotency key is running")
+		}
+		// another server was faster, or an earlier call whose commit got no answer: theirs is stored now
 	}
-	out, err := fn(func(ctx context.Context, tx pgx.Tx, answer any) error { return insertAnswer(ctx, tx, call, answer) })
-	if isUniqueViolation(err, "idempotency_pkey") { // another server was faster
-		return zero, fail(CodeIdempotencyRunning, "a call with this idempotency key is running")
-	}
-	return out, err
 }
 
 // enterCall keeps two calls with one key from running at once.
@@ -103,7 +110,7 @@ func storedAnswer(ctx context.Context, m *Manager, call Call) ([]byte, error) {
 	return answer, nil
 }
 
-func insertAnswer(ctx context.Context, tx pgx.Tx, call Call, answer any) error {
+func insertAnswer(w *work, call Call, answer any) error {
 	text, err := json.Marshal(answer)
 	if err != nil {
 		return fmt.Errorf("encode answer: %w", err)
@@ -113,16 +120,10 @@ func insertAnswer(ctx context.Context, tx pgx.Tx, call Call, answer any) error {
 		hash = []byte{}
 	}
 	// an expired row that nobody has swept yet gives way
-	_, err = tx.Exec(ctx, `DELETE FROM idempotency WHERE tenant_id = $1 AND route = $2 AND key = $3 AND expires_at <= now()`,
+	w.queue(`DELETE FROM idempotency WHERE tenant_id = $1 AND route = $2 AND key = $3 AND expires_at <= now()`,
 		call.Tenant, call.Route, call.IdempotencyKey)
-	if err != nil {
-		return fmt.Errorf("clear idempotency key: %w", err)
-	}
-	_, err = tx.Exec(ctx, `INSERT INTO idempotency (tenant_id, route, key, body_hash, answer, created_at, expires_at)
+	w.queue(`INSERT INTO idempotency (tenant_id, route, key, body_hash, answer, created_at, expires_at)
 		VALUES ($1, $2, $3, $4, $5, now(), now() + $6::interval)`,
 		call.Tenant, call.Route, call.IdempotencyKey, hash, text, idempotencyTTL)
-	if err != nil {
-		return fmt.Errorf("store idempotency key: %w", err)
-	}
 	return nil
 }

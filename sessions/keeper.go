@@ -193,27 +193,32 @@ func (m *Manager) sweep(ctx context.Context) error {
 // committed, or for ctx.
 func (m *Manager) endTurns(ctx context.Context) error {
 	for {
-		open := 0
+		var queued, running []*turn
 		for _, s := range m.sessions() {
 			s.mu.Lock()
-			t := s.turn
-			if t != nil {
+			if t := s.turn; t != nil {
 				t.interrupt = true
+				if t.started {
+					running = append(running, t)
+				} else {
+					queued = append(queued, t)
+				}
 			}
 			s.mu.Unlock()
-			if t == nil {
-				continue
-			}
-			open++
+		}
+		open := append(queued, running...)
+		if len(open) == 0 {
+			return nil
+		}
+		for _, t := range open { // queued ones first: the end of another must not let them begin
 			t.run.Cancel()
+		}
+		for _, t := range open {
 			select {
 			case <-t.done:
 			case <-ctx.Done():
 				return fmt.Errorf("end the running turns: %w", ctx.Err())
 			}
-		}
-		if open == 0 {
-			return nil
 		}
 	}
 }

@@ -127,19 +127,25 @@ func (m *Manager) newSession(k liveKey) *session {
 
 // adopt puts a new session, with its first events, into the live map.
 func (m *Manager) adopt(x row, line []int32, events []Event) *session {
-	s := m.adoptHeld(x, line, events)
+	s, _ := m.adoptHeld(x, line, events)
 	s.ops.unlock()
 	return s
 }
 
-// adoptHeld is adopt for a session that nobody may operate on yet.
-func (m *Manager) adoptHeld(x row, line []int32, events []Event) *session {
-	s := m.newSession(liveKey{x.tenant, x.id})
+// adoptHeld is adopt for a session that nobody may operate on yet. fresh is
+// false for one that somebody has found in the ledger before, which can be
+// when a commit had to be settled; it is left alone.
+func (m *Manager) adoptHeld(x row, line []int32, events []Event) (s *session, fresh bool) {
+	s = m.newSession(liveKey{x.tenant, x.id})
 	s.ops <- struct{}{}
 	s.row = x
 	s.line, s.hasLine = line, true
 	s.log.init(0)
 	m.mu.Lock()
+	if _, there := m.live[s.key]; there {
+		m.mu.Unlock()
+		return s, false
+	}
 	m.live[s.key] = s
 	m.mu.Unlock()
 	s.mu.Lock()
@@ -148,7 +154,7 @@ func (m *Manager) adoptHeld(x row, line []int32, events []Event) *session {
 	s.visibleLocked()
 	s.mu.Unlock()
 	close(s.loaded)
-	return s
+	return s, true
 }
 
 func (s *session) set(x row) {
@@ -300,8 +306,8 @@ func (s *session) refresh(ctx context.Context) error {
 // effect is one change of a session: its transaction and what it means in
 // memory.
 type effect struct {
-	// write changes the ledger and x, a copy of the row. It may be nil.
-	write    func(ctx context.Context, tx pgx.Tx, x *row, now time.Time) error
+	// write queues the statements and changes x, a copy of the row. It may be nil.
+	write    func(ctx context.Context, w *work, x *row) error
 	children int    // how many children write inserts
 	apply    func() // after the commit, with mu held; the row is x by then
 	abort    func() // when it did not happen
@@ -322,7 +328,26 @@ func (o *operation) commit(ctx context.Context, e effect) error {
 	x := s.row
 	s.mu.Unlock()
 	began := time.Now()
-	f, err, unknown := s.transact(ctx, &x, e)
+	var f *flush
+	err, unknown := s.m.transact(ctx, func(w *work) { lockSession(w, s.m.me, &x) }, func(w *work) error {
+		// what the writer has not come to yet goes first: rows follow the log's order
+		s.mu.Lock()
+		f = s.flushLocked()
+		s.mu.Unlock()
+		if f != nil {
+			if err := f.queue(w.b); err != nil {
+				return err
+			}
+			f.advance(&x)
+		}
+		if e.write != nil {
+			if err := e.write(ctx, w, &x); err != nil {
+				return err
+			}
+		}
+		updateSession(w, s.m.me, &x, e.children)
+		return nil
+	})
 	if unknown {
 		s.m.wg.Go(func() {
 			defer s.release()
@@ -344,48 +369,6 @@ func (o *operation) commit(ctx context.Context, e effect) error {
 	s.m.counts.committed(time.Since(began))
 	s.apply(&x, f, e)
 	return nil
-}
-
-// transact runs an effect's transaction. x becomes the new row. unknown says
-// that the commit got no answer.
-func (s *session) transact(ctx context.Context, x *row, e effect) (f *flush, err error, unknown bool) {
-	tx, err := s.m.pool.Begin(ctx)
-	if err != nil {
-		return nil, err, false
-	}
-	if f, err = s.write(ctx, tx, x, e); err != nil {
-		tx.Rollback(context.WithoutCancel(ctx)) // the first error counts
-		return nil, err, false
-	}
-	err = tx.Commit(ctx)
-	return f, err, err != nil && isUnavailable(err)
-}
-
-func (s *session) write(ctx context.Context, tx pgx.Tx, x *row, e effect) (*flush, error) {
-	now, err := lockSession(ctx, tx, s.m.me, x)
-	if err != nil {
-		return nil, err
-	}
-	// what the writer has not come to yet goes first: rows follow the log's order
-	s.mu.Lock()
-	f := s.flushLocked()
-	s.mu.Unlock()
-	if f != nil {
-		b := &pgx.Batch{}
-		if err := f.queue(b); err != nil {
-			return nil, err
-		}
-		if err := sendBatch(ctx, tx, "flush tokens", b); err != nil {
-			return nil, err
-		}
-		f.advance(x)
-	}
-	if e.write != nil {
-		if err := e.write(ctx, tx, x, now); err != nil {
-			return nil, err
-		}
-	}
-	return f, updateSession(ctx, tx, s.m.me, x, e.children)
 }
 
 func (s *session) apply(x *row, f *flush, e effect) {
@@ -412,6 +395,9 @@ func (s *session) refused(err error) error {
 		s.fence()
 		return &Error{Code: CodeOverloaded, Message: "the session has just changed, try again", cause: err}
 	}
+	if isUniqueViolation(err, "turns_one_open") {
+		return fail(CodeTurnInProgress, "a turn is in progress")
+	}
 	return ledgerError("write session", err)
 }
 
@@ -434,12 +420,13 @@ func (s *session) fence() {
 }
 
 // settle asks the ledger, until it answers, whether the write that made rev
-// happened.
+// happened. That write's transaction holds the row for as long as its backend
+// has not noticed that nobody listens any more: the lock waits for its outcome.
 func (s *session) settle(rev int64) bool {
 	for delay := writerRetryMin; ; delay = min(2*delay, writerRetryMax) {
 		var got int64
 		ctx, cancel := context.WithTimeout(context.Background(), opTimeout)
-		err := s.m.pool.QueryRow(ctx, "SELECT rev FROM sessions WHERE tenant_id = $1 AND id = $2", s.key.tenant, s.key.id).Scan(&got)
+		err := s.m.pool.QueryRow(ctx, "SELECT rev FROM sessions WHERE tenant_id = $1 AND id = $2 FOR SHARE", s.key.tenant, s.key.id).Scan(&got)
 		cancel()
 		switch {
 		case err == nil:

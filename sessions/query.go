@@ -330,7 +330,7 @@ func (m *Manager) Cancel(ctx context.Context, call Call, id string) (Turn, error
 			out.ID = page.Data[0].ID
 		}
 		if call.IdempotencyKey != "" {
-			err := pgx.BeginFunc(ctx, m.pool, func(tx pgx.Tx) error { return save(ctx, tx, out) })
+			err, _ := m.transact(ctx, func(*work) {}, func(w *work) error { return save(w, out) })
 			if err != nil {
 				return Turn{}, ledgerError("store cancellation", err)
 			}

@@ -11,8 +11,6 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-func noSave(context.Context, pgx.Tx, any) error { return nil }
-
 // takeStock takes over the sessions of dead servers and starts the turns that
 // wait in the ledger for a server.
 func (m *Manager) takeStock(ctx context.Context) error {
@@ -218,4 +216,13 @@ func (m *Manager) requeue(ctx context.Context, x *turnRow) error {
 			},
 		})
 	})
+}
+
+// txNow is the transaction's one time.
+func txNow(ctx context.Context, tx pgx.Tx) (time.Time, error) {
+	var now time.Time
+	if err := tx.QueryRow(ctx, "SELECT now()").Scan(&now); err != nil {
+		return now, fmt.Errorf("read the ledger's clock: %w", err)
+	}
+	return now.UTC(), nil
 }

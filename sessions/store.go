@@ -148,55 +148,12 @@ func selectLine(ctx context.Context, q querier, tenant string, id uuid.UUID, fro
 	return line, nil
 }
 
-// lockSession locks a session's row for an owner's write. The row must be the
-// one that the caller knows (rev) and not be another server's.
-func lockSession(ctx context.Context, tx pgx.Tx, me uuid.UUID, known *row) (now time.Time, err error) {
-	var owner *uuid.UUID
-	var epoch, rev int64
-	var deleted *time.Time
-	err = tx.QueryRow(ctx, `SELECT owner_server, epoch, rev, deleted_at, now() FROM sessions
-		WHERE tenant_id = $1 AND id = $2 FOR UPDATE`, known.tenant, known.id).Scan(&owner, &epoch, &rev, &deleted, &now)
-	switch {
-	case errors.Is(err, pgx.ErrNoRows) || err == nil && deleted != nil:
-		return now, notFound("session", sessionID(known.id))
-	case err != nil:
-		return now, fmt.Errorf("lock session: %w", err)
-	case owner != nil && *owner != me:
-		return now, errForeign
-	case epoch != known.epoch || rev != known.rev:
-		return now, errStale
-	}
-	return now.UTC(), nil
-}
-
 var (
 	// errForeign: another server owns the session.
 	errForeign = errors.New("session is owned by another server")
 	// errStale: the ledger's row is not the one in memory.
 	errStale = errors.New("session changed in the ledger")
 )
-
-// updateSession writes an owner's image of a row that lockSession has locked,
-// and counts the write. The image gets the new rev.
-func updateSession(ctx context.Context, tx pgx.Tx, me uuid.UUID, x *row, newChildren int) error {
-	closed := x.state == StateClosed
-	err := tx.QueryRow(ctx, `UPDATE sessions SET owner_server = $3, rev = rev + 1, epoch = $4, state = $5, length = $6,
-			last_seq = $7, turn_count = $8, child_count = child_count + $9, title = $10, labels = $11, pin = $12,
-			ttl_seconds = $13, updated_at = $14, expires_at = $15,
-			closed_at = CASE WHEN $16 THEN coalesce(closed_at, $14) END
-		WHERE tenant_id = $1 AND id = $2 RETURNING child_count`,
-		x.tenant, x.id, me, x.epoch, x.state, x.length, x.lastSeq, x.turnCount, newChildren, x.title, x.labels, x.pin,
-		x.ttl, x.updated, x.expires, closed).Scan(&x.childCount)
-	if errors.Is(err, pgx.ErrNoRows) && x.deleted != nil {
-		err = nil // the last one of its tree: the row is gone
-	}
-	if err != nil {
-		return fmt.Errorf("update session: %w", err)
-	}
-	x.rev++
-	x.owner = &me
-	return nil
-}
 
 // touch moves a session's idle time on.
 func (x *row) touch(now time.Time) {
@@ -208,8 +165,7 @@ func (x *row) touch(now time.Time) {
 	}
 }
 
-func insertSessions(ctx context.Context, tx pgx.Tx, all []*row) error {
-	b := &pgx.Batch{}
+func insertSessions(b *pgx.Batch, all []*row) {
 	for _, x := range all {
 		b.Queue(`INSERT INTO sessions (tenant_id, id, parent_id, forked_at, root_id, model, model_digest, tokenizer_digest,
 				parity_class, state, owner_server, epoch, rev, length, last_seq, title, labels, pin, ttl_seconds,
@@ -218,7 +174,6 @@ func insertSessions(ctx context.Context, tx pgx.Tx, all []*row) error {
 			x.tenant, x.id, x.parent, x.forkedAt, x.root, x.model, x.modelDigest, x.tokDigest, x.parity, x.state, x.owner,
 			x.epoch, x.rev, x.length, x.lastSeq, x.title, x.labels, x.pin, x.ttl, x.created, x.updated, x.expires)
 	}
-	return sendBatch(ctx, tx, "insert sessions", b)
 }
 
 func insertEvents(b *pgx.Batch, tenant string, session uuid.UUID, events []Event) error {

@@ -76,18 +76,11 @@ func utc(t *time.Time) *time.Time {
 	return &u
 }
 
-func insertTurn(ctx context.Context, tx pgx.Tx, x *turnRow) error {
-	_, err := tx.Exec(ctx, `INSERT INTO turns (tenant_id, id, session_id, state, request, seed, prompt, tok_from, prompt_to, tok_to,
+func insertTurn(b *pgx.Batch, x *turnRow) {
+	b.Queue(`INSERT INTO turns (tenant_id, id, session_id, state, request, seed, prompt, tok_from, prompt_to, tok_to,
 			created_at, started_at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)`,
 		x.tenant, x.id, x.session, x.state, x.request, x.seed, x.prompt, x.from, x.promptTo, x.to, x.created, x.started)
-	if isUniqueViolation(err, "turns_one_open") {
-		return fail(CodeTurnInProgress, "a turn is in progress")
-	}
-	if err != nil {
-		return fmt.Errorf("insert turn: %w", err)
-	}
-	return nil
 }
 
 // selectTurns reads own and inherited turns of a session whose line has length

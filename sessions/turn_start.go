@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 
 	"rocket/engine"
 	"rocket/engine/chat"
@@ -127,47 +126,39 @@ func (o *operation) begin(ctx context.Context, t *turn, save save) (Turn, error)
 	started := false
 	var out Turn
 	err = o.commit(ctx, effect{
-		write: func(ctx context.Context, tx pgx.Tx, x *row, now time.Time) error {
+		write: func(ctx context.Context, w *work, x *row) error {
 			_, st := t.run.Read(0)
 			started = joined(st, 0)
 			r := turnRow{tenant: s.key.tenant, id: t.id, session: s.key.id, state: TurnQueued, request: request, seed: *t.req.Seed,
-				prompt: t.prompt, from: t.from, promptTo: t.promptTo(), to: t.from, created: now}
-			t.created = now
+				prompt: t.prompt, from: t.from, promptTo: t.promptTo(), to: t.from, created: w.now}
+			t.created = w.now
 			if x.state == StateDetached {
 				back := restored(resumed)
-				events = append(events, Event{Type: EventSessionResumed, Time: now, EventData: EventData{Restored: &back}})
-				if err := clearResidency(ctx, tx, x); err != nil {
-					return err
-				}
+				events = append(events, Event{Type: EventSessionResumed, Time: w.now, EventData: EventData{Restored: &back}})
+				clearResidency(w, x)
 			}
 			if started {
 				at := clock()
 				r.state, r.started, r.to = TurnRunning, &at, t.promptTo()
 				events = append(events, t.startedEvent(x.epoch, at))
 			}
-			if err := insertTurn(ctx, tx, &r); err != nil {
-				return err
-			}
-			b := &pgx.Batch{}
+			insertTurn(w.b, &r)
 			number(events, x)
 			if started {
-				insertPrompt(b, s.key.tenant, s.key.id, t, t.from, x.lastSeq, x.epoch, *r.started)
+				insertPrompt(w.b, s.key.tenant, s.key.id, t, t.from, x.lastSeq, x.epoch, *r.started)
 				x.length += len(t.prompt)
 			}
-			if err := insertEvents(b, s.key.tenant, s.key.id, events); err != nil {
-				return err
-			}
-			if err := sendBatch(ctx, tx, "start turn", b); err != nil {
+			if err := insertEvents(w.b, s.key.tenant, s.key.id, events); err != nil {
 				return err
 			}
 			x.state = StateRunning
 			x.turnCount++
-			x.touch(now)
+			x.touch(w.now)
 			if out, err = r.turn(); err != nil {
 				return err
 			}
 			out.Tokens = []int32{}
-			return save(ctx, tx, out)
+			return save(w, out)
 		},
 		apply: func() {
 			s.appendLocked(events)

@@ -2,7 +2,6 @@ package sessions
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -177,26 +176,21 @@ func (w *writer) away(since time.Time, batch []*flush, err error) {
 func (w *writer) commit(batch []*flush) error {
 	ctx, cancel := context.WithTimeout(context.Background(), opTimeout)
 	defer cancel()
-	known := map[liveKey]int64{}
-	err := pgx.BeginFunc(ctx, w.m.pool, func(tx pgx.Tx) error {
-		var err error
-		if known, err = w.lock(ctx, tx, batch); err != nil {
-			return err
-		}
-		b := &pgx.Batch{}
+	known := make(map[liveKey]int64, len(batch)) // what is still this server's, by rev
+	err, _ := w.m.transact(ctx, func(tx *work) { w.lock(tx, batch, known) }, func(tx *work) error {
 		for _, f := range batch {
 			if rev, ok := known[f.key]; !ok || rev != f.rev {
 				continue // fenced, or already written by an earlier try
 			}
-			if err := f.queue(b); err != nil {
+			if err := f.queue(tx.b); err != nil {
 				return err
 			}
 			f.s.mu.Lock()
 			x := f.s.row
 			f.s.mu.Unlock()
-			f.queueSession(b, x)
+			f.queueSession(tx.b, x)
 		}
-		return sendBatch(ctx, tx, "append tokens", b)
+		return nil
 	})
 	for _, f := range batch {
 		f.tries++
@@ -224,30 +218,24 @@ func (w *writer) commit(batch []*flush) error {
 
 // lock selects the sessions that are still this server's, and their revs. The
 // rows are locked in the order of their keys, as every transaction does.
-func (w *writer) lock(ctx context.Context, tx pgx.Tx, batch []*flush) (map[liveKey]int64, error) {
+func (w *writer) lock(tx *work, batch []*flush, known map[liveKey]int64) {
 	tenants, ids, epochs := make([]string, len(batch)), make([]uuid.UUID, len(batch)), make([]int64, len(batch))
 	for i, f := range batch {
 		tenants[i], ids[i], epochs[i] = f.key.tenant, f.key.id, f.epoch
 	}
-	rows, err := tx.Query(ctx, `SELECT s.tenant_id, s.id, s.rev
+	tx.queue(`SELECT s.tenant_id, s.id, s.rev
 		FROM unnest($1::text[], $2::uuid[], $3::bigint[]) AS k (tenant_id, id, epoch)
 		JOIN sessions s ON s.tenant_id = k.tenant_id AND s.id = k.id AND s.epoch = k.epoch
 		WHERE s.owner_server = $4 AND s.deleted_at IS NULL
-		ORDER BY s.tenant_id, s.id FOR UPDATE OF s`, tenants, ids, epochs, w.m.me)
-	if err != nil {
-		return nil, fmt.Errorf("lock sessions: %w", err)
-	}
-	out := map[liveKey]int64{}
-	var k liveKey
-	var rev int64
-	_, err = pgx.ForEachRow(rows, []any{&k.tenant, &k.id, &rev}, func() error {
-		out[k] = rev
-		return nil
+		ORDER BY s.tenant_id, s.id FOR UPDATE OF s`, tenants, ids, epochs, w.m.me).Query(func(rows pgx.Rows) error {
+		var k liveKey
+		var rev int64
+		_, err := pgx.ForEachRow(rows, []any{&k.tenant, &k.id, &rev}, func() error {
+			known[k] = rev
+			return nil
+		})
+		return err
 	})
-	if err != nil {
-		return nil, fmt.Errorf("lock sessions: %w", err)
-	}
-	return out, nil
 }
 
 // again lists the session once more if it has something pending.
