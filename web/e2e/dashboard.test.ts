@@ -134,6 +134,18 @@ test("a click on a token forks there, and the tree shows it", async () => {
   await page.locator(".branch").waitFor();
 });
 
+test("a fork inside generated text shows what was given and what was generated", async () => {
+  await newSession("cut", "package main\n");
+  const given = (await server.call<Session>("GET", `/v1/sessions/${await selectedId()}`)).length;
+  const parent = await selectedId();
+  await server.call("POST", `/v1/sessions/${parent}/turns?wait=true`, { max_tokens: 12, temperature: 0, ignore_eos: true });
+  await page.getByLabel("Fork at").fill(String(given + 5));
+  await button("Fork").click();
+  await expect.poll(selectedId).not.toBe(parent);
+  await expect.poll(tokensOnPage).toBe(given + 5);
+  await expect.poll(() => page.locator(".t.g").count()).toBe(5);
+});
+
 test("one call makes many children, and the picture draws them", async () => {
   await newSession("fan out", "package main\n");
   await page.getByLabel("children").fill("24");
@@ -273,7 +285,8 @@ test("after a crash in mid-turn the page comes back by itself and shows what was
   const session = await server.call<Session>("GET", `/v1/sessions/${id}`);
   expect(session.state).toBe("idle");
   await expect.poll(tokensOnPage, { timeout: 30_000 }).toBe(Math.min(session.length, 4096));
+  const before = await tokensOnPage();
   await button("Continue").click();
-  await expect.poll(() => page.locator(".t.g").count(), { timeout: 30_000 }).toBeGreaterThan(0);
+  await expect.poll(tokensOnPage, { timeout: 30_000 }).toBeGreaterThan(before);
   await server.call("POST", `/v1/sessions/${id}/cancel`);
 });

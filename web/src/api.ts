@@ -102,6 +102,7 @@ export const api = {
     call<ForkResult>("POST", session(id, "/fork"), body),
   turn: (id: string, body: TurnBody) => call<Turn>("POST", session(id, "/turns"), body),
   turns: (id: string, limit: number) => call<Page<Turn>>("GET", session(id, `/turns?limit=${limit}`)),
+  turnOf: (id: string, turn: string) => call<Turn>("GET", session(id, `/turns/${encodeURIComponent(turn)}`)),
   tokens: (id: string, from: number, to: number, signal?: AbortSignal) =>
     call<TokenRange>("GET", session(id, `/tokens?from=${from}&to=${to}&pieces=true`), undefined, signal),
   version: () => call<{ version?: string }>("GET", "/version"),

@@ -7,6 +7,7 @@ import { Socket, type SocketState } from "./socket";
 import type { RocketEvent, Session } from "./types";
 
 const historyTokens = 4096; // read at first and with each "earlier"
+const turnsShown = 100; // older ones are not told apart from what was given
 const retryMillis = 2000;
 const rangeTokens = 4096; // of one request
 
@@ -86,13 +87,18 @@ export class Follower {
 
   /** Marks what was generated and how the last turn went; the line's text does not depend on it. */
   private async readTurns(life: number): Promise<void> {
-    const page = await api.turns(this.id, 100);
+    const { data } = await api.turns(this.id, turnsShown);
+    // A turn that still runs, or that the fork cut, has no usage: its tokens tell where they begin.
+    const starts = await Promise.all(
+      data.map(async (t) => {
+        if (t.usage) return t.to - t.usage.completion_tokens;
+        if (t.to <= t.from) return t.to;
+        return t.to - ((await api.turnOf(this.id, t.id)).tokens?.length ?? 0);
+      }),
+    );
     if (life !== this.life) return;
-    for (const turn of page.data) {
-      const generated = turn.usage ? turn.to - turn.usage.completion_tokens : turn.to;
-      this.line.mark(Math.max(turn.from, generated), turn.to);
-    }
-    const last = page.data[0];
+    data.forEach((turn, i) => this.line.mark(Math.max(turn.from, starts[i]!), turn.to));
+    const last = data[0];
     if (last && !last.inherited) {
       this.line.usage = last.usage;
       this.line.ended = last.finish_reason ?? "";
