@@ -9,7 +9,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -237,6 +236,3 @@ func writeProblem(w http.ResponseWriter, p *Problem) {
 	// A failed write means that the client is gone; nobody is left to tell.
 	_ = json.NewEncoder(w).Encode(p)
 }
-
-// bodyReadTimeout is how long a client may take between two reads of its body.
-const bodyReadTimeout = 30 * time.Second

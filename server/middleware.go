@@ -21,8 +21,11 @@ func (s *Server) observe(next http.Handler) http.Handler {
 				if err, ok := v.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 					panic(v)
 				}
-				// huma panics when the client went away in mid-answer.
-				s.log.Error("request failed", "method", r.Method, "path", r.URL.Path, "panic", v, "stack", string(debug.Stack()))
+				if r.Context().Err() != nil { // huma panics when the client went away in mid-answer
+					s.log.Debug("client gone", "method", r.Method, "path", r.URL.Path, "err", v)
+				} else {
+					s.log.Error("request failed", "method", r.Method, "path", r.URL.Path, "panic", v, "stack", string(debug.Stack()))
+				}
 				if rec.status == 0 {
 					writeProblem(rec, codeProblem(codeInternal, "internal error; the server's log has the cause", ""))
 				}
@@ -81,7 +84,7 @@ func markStream(w http.ResponseWriter) {
 func limitBody(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Body != nil && r.Body != http.NoBody {
-			r.Body = &timedBody{ReadCloser: r.Body, control: http.NewResponseController(w)}
+			r.Body = &timedBody{ReadCloser: r.Body, control: http.NewResponseController(w), last: time.Now().Add(bodyTimeMax)}
 		}
 		next.ServeHTTP(w, r)
 	})
@@ -90,10 +93,15 @@ func limitBody(next http.Handler) http.Handler {
 type timedBody struct {
 	io.ReadCloser
 	control *http.ResponseController
+	last    time.Time // no read goes on after it
 }
 
 func (b *timedBody) Read(p []byte) (int, error) {
-	_ = b.control.SetReadDeadline(time.Now().Add(bodyReadTimeout))
+	deadline := time.Now().Add(bodyReadTimeout)
+	if b.last.Before(deadline) {
+		deadline = b.last
+	}
+	_ = b.control.SetReadDeadline(deadline)
 	n, err := b.ReadCloser.Read(p)
 	if err != nil {
 		_ = b.control.SetReadDeadline(time.Time{})

@@ -44,6 +44,8 @@ const (
 	eventsPageMax    = sessions.ReadMax // JSON page of events; larger limits are refused
 
 	readHeaderTimeout = 10 * time.Second // slow headers: the connection is closed
+	bodyReadTimeout   = 30 * time.Second // between two reads of a body: 408
+	bodyTimeMax       = 5 * time.Minute  // for all of a body: 408
 	idleTimeout       = 2 * time.Minute  // keep-alive without a request
 )
 
