@@ -251,7 +251,7 @@ var fields = []field{
 	{path: "ForkRequest.at", min: 0, max: 1 << 30, doc: "token offset; default: the end of the line (while decoding the last verified token, while prefilling the prompt's end)"},
 	{path: "ForkRequest.n", min: 1, max: sessions.ForkChildrenMax, doc: "how many children; not together with children"},
 	{path: "ForkRequest.children", doc: "title and labels of each child; not together with n"},
-	{path: "DetachRequest.tier", doc: "host (default) or disk"},
+	{path: "DetachRequest.tier", doc: "host (default); this version has no disk tier and refuses disk"},
 	{path: "Session.state", enum: enum(sessions.StateIdle, sessions.StateRunning, sessions.StateDetached, sessions.StateClosed)},
 	{path: "Session.forked_at", doc: "token offset in the parent's line; null for a root"},
 	{path: "Session.length", doc: "tokens of the whole line, inherited ones too"},

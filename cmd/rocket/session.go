@@ -274,8 +274,7 @@ func (s sessionCancel) Run(c *console, cmds *commands) error {
 }
 
 type sessionDetach struct {
-	ID   string `arg:"" help:"Session."`
-	Tier string `help:"Where to: host or disk." enum:"host,disk" default:"host"`
+	ID string `arg:"" help:"Session."`
 }
 
 func (d sessionDetach) Run(c *console, cmds *commands) error {
@@ -284,7 +283,7 @@ func (d sessionDetach) Run(c *console, cmds *commands) error {
 		return err
 	}
 	defer api.Close()
-	session, err := api.Detach(c.ctx, d.ID, client.DetachRequest{Tier: d.Tier}, client.CallOptions{})
+	session, err := api.Detach(c.ctx, d.ID, client.DetachRequest{}, client.CallOptions{})
 	if err != nil {
 		return err
 	}
