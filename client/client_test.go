@@ -1,11 +1,13 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
@@ -85,6 +87,43 @@ func TestErrors(t *testing.T) {
 			t.Errorf("%s: %+v", x.name, err)
 		}
 	}
+}
+
+func TestScanEvents(t *testing.T) {
+	const stream = "retry: 1000\n\n: heartbeat\n\nid: 1-1\nevent: session.created\ndata: {\"seq\":1,\"epoch\":1,\"type\":\"session.created\"}\n\n" +
+		"id: 1-2\nevent: turn.delta\ndata: {\"seq\":2,\ndata: \"epoch\":1,\"type\":\"turn.delta\",\"text\":\"a\\nb\"}\n\ndata: {\"seq\":3}"
+	var got []Event
+	beats := 0
+	err := scanEvents(strings.NewReader(stream), func() { beats++ }, func(e Event) error {
+		got = append(got, e)
+		return nil
+	})
+	if err != nil || len(got) != 2 || got[1].Seq != 2 || *got[1].Text != "a\nb" || beats < 10 {
+		t.Errorf("%d beats, events %+v, %v", beats, got, err)
+	}
+	err = scanEvents(strings.NewReader("event: stream.error\ndata: {\"code\":\"gone\",\"first_seq\":9}\n\n"), func() {}, nil)
+	if e, ok := errors.AsType[*Error](err); !ok || e.Code != "gone" || e.FirstSeq != 9 {
+		t.Errorf("error event: %v", err)
+	}
+}
+
+// FuzzScanEvents: whatever a server or a proxy sends, the client says so or
+// takes it; it does not fall over, and ends.
+func FuzzScanEvents(f *testing.F) {
+	f.Add([]byte("id: 1-1\nevent: turn.delta\ndata: {\"seq\":1}\n\n"))
+	f.Add([]byte("event: stream.error\ndata: {}\n\n"))
+	f.Add([]byte("data\n\ndata:\n\n:\n\r\n\r\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		lines := bytes.Count(data, []byte("\n")) + 1
+		events := 0
+		_ = scanEvents(bytes.NewReader(data), func() {}, func(Event) error {
+			events++
+			return nil
+		})
+		if 2*events > lines {
+			t.Fatalf("%d events out of %d lines", events, lines)
+		}
+	})
 }
 
 // TestRetriesKeepTheirKey: attempts of one call share an idempotency key, two

@@ -241,12 +241,20 @@ func (c *Client) readSSE(ctx context.Context, id string, pos Position, take func
 	}
 	idle := time.AfterFunc(idleMax, func() { cancel(errIdle) })
 	defer idle.Stop()
-	lines := bufio.NewScanner(resp.Body)
+	if err := scanEvents(resp.Body, func() { idle.Reset(idleMax) }, take); err != nil {
+		return err
+	}
+	return fmt.Errorf("read stream: %w", io.EOF)
+}
+
+// scanEvents reads an event stream to its end. beat is told of every line.
+func scanEvents(r io.Reader, beat func(), take func(Event) error) error {
+	lines := bufio.NewScanner(r)
 	lines.Buffer(make([]byte, 0, 64<<10), eventLineMax)
 	var kind string
 	var data bytes.Buffer
 	for lines.Scan() {
-		idle.Reset(idleMax)
+		beat()
 		line := lines.Text()
 		if line == "" {
 			if err := dispatch(kind, data.Bytes(), take); err != nil {
@@ -262,13 +270,16 @@ func (c *Client) readSSE(ctx context.Context, id string, pos Position, take func
 		case "event":
 			kind = value
 		case "data":
+			if data.Len() > 0 {
+				data.WriteByte('\n')
+			}
 			data.WriteString(value)
 		}
 	}
 	if err := lines.Err(); err != nil {
 		return fmt.Errorf("read stream: %w", err)
 	}
-	return fmt.Errorf("read stream: %w", io.EOF)
+	return nil
 }
 
 func dispatch(kind string, data []byte, take func(Event) error) error {

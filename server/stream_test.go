@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/coder/websocket"
 	"github.com/google/go-cmp/cmp"
@@ -340,6 +341,30 @@ func TestStreamRefusesBadFrames(t *testing.T) {
 	if after, err := w.api.Get(w.ctx(), s.ID); err != nil || after.TurnCount != 0 {
 		t.Errorf("bad frames had an effect: %+v, %v", after, err)
 	}
+}
+
+// TestDeadPeer: a client that neither reads nor answers pings is let go of.
+func TestDeadPeer(t *testing.T) {
+	w := start(t, worldOptions{server: Options{Heartbeat: 10 * time.Millisecond, WriteTimeout: 50 * time.Millisecond, CallTimeout: 50 * time.Millisecond}})
+	s := w.create("x")
+	w.dial(s.ID, "") // never read from: no pongs
+	if _, err := w.api.DialWatch(w.ctx(), "", false); err != nil {
+		t.Fatal(err)
+	}
+	live := w.dial(s.ID, "")
+	go func() { // reads, and so answers pings
+		for {
+			if _, _, err := live.conn.Read(w.t.Context()); err != nil {
+				return
+			}
+		}
+	}()
+	for w.scrape()["rocket_websocket_connections"] != 1 {
+		if w.ctx().Err() != nil {
+			t.Fatal("dead peers are kept")
+		}
+	}
+	live.send(`{"type":"ping"}`)
 }
 
 func TestStreamRefusesForeignPages(t *testing.T) {

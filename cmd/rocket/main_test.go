@@ -238,6 +238,26 @@ func TestFailures(t *testing.T) {
 	}
 }
 
+// TestEnvironment: flags win over variables, variables over defaults.
+func TestEnvironment(t *testing.T) {
+	for _, c := range []struct {
+		args  []string
+		names string
+	}{
+		{[]string{"generate", "--prompt", "x"}, "/from/env"},
+		{[]string{"generate", "--prompt", "x", "--model", "/from/flag"}, "/from/flag"},
+		{[]string{"session", "ls"}, "env.invalid"},
+		{[]string{"session", "ls", "--server", "http://flag.invalid"}, "flag.invalid"},
+	} {
+		cmd := command(t, c.args...)
+		cmd.Env = append(cmd.Env, "ROCKET_MODEL=/from/env", "ROCKET_SERVER=http://env.invalid")
+		out, _ := cmd.CombinedOutput()
+		if code := cmd.ProcessState.ExitCode(); code != exitFailed || !strings.Contains(string(out), c.names) {
+			t.Errorf("rocket %v: exit %d, %s", c.args, code, out)
+		}
+	}
+}
+
 func TestVersion(t *testing.T) {
 	var v struct{ Version, Go, OS string }
 	code, out, _ := rocket(t, "version", "--json")
