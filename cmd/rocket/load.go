@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"rocket/engine"
 	"rocket/engine/chat"
@@ -168,6 +169,18 @@ func cacheDir() (string, error) {
 	if dir, err := os.UserCacheDir(); err == nil {
 		return filepath.Join(dir, "rocket"), nil
 	}
-	// No home: a service. The name keeps users apart.
-	return filepath.Join(os.TempDir(), fmt.Sprintf("rocket-%d", os.Getuid())), nil
+	// No home: a service. Everybody may write where temporary files lie, so the
+	// folder must be ours alone before a model in it is trusted.
+	dir := filepath.Join(os.TempDir(), fmt.Sprintf("rocket-%d", os.Getuid()))
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return "", fmt.Errorf("make cache folder: %w", err)
+	}
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return "", fmt.Errorf("check cache folder: %w", err)
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); !info.IsDir() || info.Mode().Perm()&0o022 != 0 || ok && int(st.Uid) != os.Getuid() {
+		return "", fmt.Errorf("cache folder %s is not this user's alone: remove it, or set HOME", dir)
+	}
+	return dir, nil
 }
