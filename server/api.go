@@ -10,6 +10,7 @@ import (
 	"io"
 	"reflect"
 	"strings"
+	"sync"
 	"unicode/utf8"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -22,17 +23,19 @@ import (
 // idempotencyKeyMax bounds an Idempotency-Key.
 const idempotencyKeyMax = 255
 
+// configureHuma sets what huma has for the whole process only; every server of
+// this program wants the same values, and once they are set nobody writes them.
+var configureHuma = sync.OnceFunc(func() {
+	huma.NewError = humaProblem
+	huma.ValidateStrictCasing = true
+	// A list that is not there is absent, not null: nor do answers hold null lists.
+	huma.DefaultArrayNullable = false
+})
+
 // newAPI makes the huma API: JSON only, unknown fields and query parameters
 // refused, no links to schemas in bodies, documents served by us.
 func newAPI(router chi.Router, version string) huma.API {
-	// These two are huma's only extension points for it and are process-wide;
-	// every server of this program wants the same values.
-	huma.NewError = humaProblem
-	huma.ValidateStrictCasing = true
-	// A list that is not there is absent, not null, in requests; answers never
-	// hold null lists.
-	huma.DefaultArrayNullable = false
-
+	configureHuma()
 	config := huma.DefaultConfig("Rocket", version)
 	config.Info.Description = "Sessions that fork. A session is a line of tokens; a fork shares everything up to its offset."
 	config.Info.License = &huma.License{Name: "Apache-2.0", Identifier: "Apache-2.0"}
@@ -82,7 +85,8 @@ func operation(op huma.Operation) huma.Operation {
 	return op
 }
 
-// Mutation is embedded (exported, or huma would not see its fields) by the inputs of calls that change something.
+// Mutation is embedded by the inputs of calls that change something. It is
+// exported, as SessionInput is, since huma sees no other fields.
 type Mutation struct {
 	IdempotencyKey string `header:"Idempotency-Key" maxLength:"255" doc:"a repeated call with the same key and body gets the first one's answer, for 24 hours"`
 }
