@@ -79,12 +79,11 @@ func (m *Manager) createRoot(ctx context.Context, x row, line []int32, save save
 		events := []Event{{Type: EventSessionCreated, Time: w.now, EventData: EventData{RootID: sessionID(x.root)}}}
 		number(events, &x)
 		created = events[0]
-		insertSessions(w.b, []*row{&x})
+		if err := insertSessions(w.b, []*row{&x}, created); err != nil {
+			return err
+		}
 		if len(line) > 0 {
 			insertRun(w.b, x.tenant, x.id, run{ids: line, firstSeq: created.Seq, base: w.now, epoch: x.epoch})
-		}
-		if err := insertEvents(w.b, x.tenant, x.id, events); err != nil {
-			return err
 		}
 		return save(w, x.session())
 	})

@@ -189,14 +189,11 @@ func (f *fork) commit(ctx context.Context, save save) error {
 			}
 			f.family(x, w.now)
 			number(f.events, x)
-			insertSessions(w.b, f.rows)
-			if err := insertEvents(w.b, x.tenant, x.id, f.events); err != nil {
+			if err := insertSessions(w.b, f.rows, f.created[0]); err != nil {
 				return err
 			}
-			for i, c := range f.rows {
-				if err := insertEvents(w.b, c.tenant, c.id, f.created[i:i+1]); err != nil {
-					return err
-				}
+			if err := insertEvents(w.b, x.tenant, x.id, f.events); err != nil {
+				return err
 			}
 			x.touch(w.now)
 			return save(w, f.result)
