@@ -1,5 +1,5 @@
 // Package checkpoint reads model weights: safetensors files by mmap, alone or sharded by an index, and the quantised
-// groups that a tensor and its scales form.
+// groups that a tensor and its scales form. It also encodes such groups and writes whole model folders.
 //
 // Invariants, each with a test:
 //   - A file that is truncated, corrupt, overlapping or inconsistent gives an error that names the file and, where one
@@ -8,6 +8,8 @@
 //   - Bytes handed out are the mapping itself: read-only, and valid until Close.
 //   - How a weight is quantised is decided by the scale tensors that stand beside it, never by a config's exclude list.
 //   - Dequantisation in this package is the reference: values by table, products in float64, rounded once.
+//   - Encoding rounds the exact quotient to nearest, ties to even; what is not finite is refused, never clipped.
+//   - A folder that is written appears under its name whole and synced, or not at all, wherever writing fails.
 package checkpoint
 
 import (
