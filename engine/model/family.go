@@ -98,6 +98,16 @@ func (l Layer) familyOf(parts []string) Family {
 // scaleSuffixes end the names of the tensors that stand beside a quantised matrix.
 var scaleSuffixes = []string{"_scale", "_scale_2", "_scale_inv"}
 
+// IsScale tells whether a tensor of a checkpoint is a scale beside a quantised matrix.
+func IsScale(name string) bool {
+	for _, s := range scaleSuffixes {
+		if strings.HasSuffix(name, ".weight"+s) {
+			return true
+		}
+	}
+	return false
+}
+
 // moduleOf is the matrix that a tensor of a checkpoint belongs to, without prefix: itself, or what it scales.
 func moduleOf(name, prefix string) string {
 	name = strings.TrimPrefix(name, prefix)
