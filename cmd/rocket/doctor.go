@@ -41,7 +41,7 @@ func (d doctorCmd) Run(c *console) error {
 		name string
 		run  func(context.Context) (string, error)
 	}{
-		{"kernels", d.kernels}, {"model", d.model}, {"data directory", d.dataDir}, {"postgres", d.postgres}, {"address", d.address},
+		{"kernels", d.kernels}, {"gpu", d.gpus}, {"model", d.model}, {"data directory", d.dataDir}, {"postgres", d.postgres}, {"address", d.address},
 	}
 	failed := 0
 	var findings []finding
@@ -81,6 +81,22 @@ func (d doctorCmd) kernels(context.Context) (string, error) {
 	}
 	defer dev.Close()
 	return fmt.Sprintf("%s, %d threads, arithmetic %s", dev.ISA(), dev.Threads(), dev.Arithmetic()), nil
+}
+
+// gpus only tells: this version runs on the CPU.
+func (d doctorCmd) gpus(context.Context) (string, error) {
+	list, err := kernels.GPUs()
+	if err != nil {
+		return "", err
+	}
+	if len(list) == 0 {
+		return "none found; none is needed", nil
+	}
+	names := make([]string, len(list))
+	for i, g := range list {
+		names[i] = fmt.Sprintf("%s, %d GiB, driver %s", g.Name, g.MemoryBytes>>30, g.Driver)
+	}
+	return strings.Join(names, "; ") + " (not used by this version)", nil
 }
 
 func (d doctorCmd) model(context.Context) (string, error) {

@@ -227,7 +227,7 @@ func TestDoctor(t *testing.T) {
 		OK     bool
 		Checks []finding
 	}
-	if err := json.Unmarshal([]byte(out), &report); code != 0 || err != nil || !report.OK || len(report.Checks) != 5 {
+	if err := json.Unmarshal([]byte(out), &report); code != 0 || err != nil || !report.OK || len(report.Checks) != 6 {
 		t.Errorf("exit %d, %s, %s", code, out, errOut)
 	}
 	code, out, _ = rocket(t, "doctor", "--listen", "192.0.2.1:1", "--model", "/no/such/model", "--database-url", "postgres://"+freeAddress(t)+"/x")
