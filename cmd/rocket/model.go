@@ -10,7 +10,8 @@ import (
 )
 
 type modelCmd struct {
-	Inspect modelInspect `cmd:"" help:"Show what a model's folder holds, and check that it can be loaded."`
+	Inspect  modelInspect  `cmd:"" help:"Show what a model's folder holds, and check that it can be loaded."`
+	Quantize modelQuantize `cmd:"" help:"Make a quantised checkpoint of a BF16 one, family by family."`
 }
 
 type modelInspect struct {
@@ -19,26 +20,40 @@ type modelInspect struct {
 
 // inspected is what --json prints.
 type inspected struct {
-	Dir          string                    `json:"dir"`
-	Name         string                    `json:"name"`
-	Family       string                    `json:"family"`
-	Digest       string                    `json:"digest"`
-	Vocab        int                       `json:"vocab"`
-	Hidden       int                       `json:"hidden"`
-	Layers       int                       `json:"layers"`
-	LayerKinds   map[string]int            `json:"layer_kinds"`
-	MTP          bool                      `json:"mtp"`
-	ContextLimit int                       `json:"context_limit"`
-	EOS          []int32                   `json:"eos"`
-	Experts      int                       `json:"experts"`
-	TopK         int                       `json:"experts_per_token"`
-	Tensors      int                       `json:"tensors"`
-	Parameters   int64                     `json:"parameters"`
-	Bytes        map[string]int64          `json:"bytes"`
-	Weights      map[string]int            `json:"weights"`
-	Classes      map[string]inspectedClass `json:"classes"`
-	Refused      string                    `json:"refused,omitempty"` // tensors that loading would refuse
+	Dir          string                     `json:"dir"`
+	Name         string                     `json:"name"`
+	Family       string                     `json:"family"`
+	Digest       string                     `json:"digest"`
+	Vocab        int                        `json:"vocab"`
+	Hidden       int                        `json:"hidden"`
+	Layers       int                        `json:"layers"`
+	LayerKinds   map[string]int             `json:"layer_kinds"`
+	MTP          bool                       `json:"mtp"`
+	ContextLimit int                        `json:"context_limit"`
+	EOS          []int32                    `json:"eos"`
+	Experts      int                        `json:"experts"`
+	TopK         int                        `json:"experts_per_token"`
+	Tensors      int                        `json:"tensors"`
+	Parameters   int64                      `json:"parameters"`
+	Bytes        map[string]int64           `json:"bytes"`
+	Weights      map[string]int             `json:"weights"`
+	Families     map[string]inspectedFamily `json:"families"`
+	StepBytes    map[int]int64              `json:"step_weight_bytes"` // by rows: what a decode step touches, as stored
+	Classes      map[string]inspectedClass  `json:"classes"`
+	Refused      string                     `json:"refused,omitempty"` // tensors that loading would refuse
 }
+
+type inspectedFamily struct {
+	Matrices int            `json:"matrices"`
+	Kinds    map[string]int `json:"kinds"`
+	Bytes    int64          `json:"bytes"`
+}
+
+// otherTensors is what a report calls the tensors that are in no family.
+const otherTensors = "other"
+
+// stepRows are the numbers of streams for which inspect says what a decode step touches.
+var stepRows = []int{1, 16}
 
 type inspectedClass struct {
 	PageBytes     int `json:"page_bytes"` // of a page of 128 tokens, padding included
@@ -60,7 +75,13 @@ func (m modelInspect) Run(c *console) error {
 		Dir: r.Dir, Name: name, Family: r.Config.Family, Digest: r.Digest, Vocab: r.Config.Vocab, Hidden: r.Config.Hidden,
 		Layers: len(r.Config.Layers), LayerKinds: map[string]int{}, MTP: r.Config.MTP, ContextLimit: r.Config.ContextLimit, EOS: r.Config.EOS,
 		Experts: r.Config.Experts, TopK: r.Config.TopK, Tensors: r.Tensors, Parameters: r.Parameters, Bytes: r.Bytes, Weights: r.Weights,
-		Classes: map[string]inspectedClass{}, Refused: r.Unread,
+		Classes: map[string]inspectedClass{}, Refused: r.Unread, Families: map[string]inspectedFamily{}, StepBytes: map[int]int64{},
+	}
+	for f, fr := range r.Families {
+		out.Families[familyName(f)] = inspectedFamily{fr.Matrices, fr.Kinds, fr.Bytes}
+	}
+	for _, rows := range stepRows {
+		out.StepBytes[rows] = r.StepWeightBytes(rows)
 	}
 	for _, layer := range r.Config.Layers {
 		out.LayerKinds[string(layer.Kind)+"+"+string(layer.MLP)]++
@@ -90,10 +111,23 @@ func (m inspected) print(c *console) {
 	}
 	c.say("parameters      %d in %d tensors; matrices: %s", m.Parameters, m.Tensors, counts(m.Weights))
 	c.say("file bytes      %s", counts(m.Bytes))
+	for _, f := range append(slices.Clone(model.Families), "") {
+		if fr, ok := m.Families[familyName(f)]; ok {
+			c.say("  %-17s %12d B  %s", familyName(f), fr.Bytes, counts(fr.Kinds))
+		}
+	}
+	c.say("a step touches  %d B of weights as stored for 1 stream, %d B for 16", m.StepBytes[1], m.StepBytes[16])
 	for _, class := range slices.Sorted(maps.Keys(m.Classes)) {
 		k := m.Classes[class]
 		c.say("class %-9s page of 128 tokens %d B (%d padding, %d a token), state %d B", class, k.PageBytes, k.PaddingBytes, k.BytesPerToken, k.StateBytes)
 	}
+}
+
+func familyName(f model.Family) string {
+	if f == "" {
+		return otherTensors
+	}
+	return string(f)
 }
 
 // counts prints a map of numbers in the order of its keys.

@@ -76,7 +76,14 @@ func (m *Model) blockCost(t *tally, w *layerWeights, ctx int) {
 		return
 	}
 	up, down := f.expertsUp[0], f.expertsDown[0]
-	touched := float64(c.Experts) * (1 - math.Pow(1-float64(c.TopK)/float64(c.Experts), float64(t.rows)))
-	t.cost.WeightBytes += int64(math.Round(touched * float64(up.Bytes()+down.Bytes())))
+	t.cost.WeightBytes += int64(math.Round(c.expertsTouched(int(t.rows)) * float64(up.Bytes()+down.Bytes())))
 	t.cost.FMAs += t.rows * int64(c.TopK) * (int64(up.N())*int64(up.K()) + int64(down.N())*int64(down.K()))
+}
+
+// expertsTouched is how many experts of a layer rows of random routing touch on average.
+func (c Config) expertsTouched(rows int) float64 {
+	if c.Experts == 0 {
+		return 0
+	}
+	return float64(c.Experts) * (1 - math.Pow(1-float64(c.TopK)/float64(c.Experts), float64(rows)))
 }

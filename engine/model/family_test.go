@@ -55,3 +55,50 @@ func TestFamilies(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestInspectFamilies: every byte and every matrix is in one family, and a step touches what StepCost says it does
+// where weights are resident as they are stored.
+func TestInspectFamilies(t *testing.T) {
+	for _, dir := range []string{nanoDir, fixtureDir, "testdata/glm5-next"} {
+		r, err := Inspect(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var bytes, all int64
+		matrices, kinds, weights := 0, 0, 0
+		for f, fr := range r.Families {
+			bytes, matrices = bytes+fr.Bytes, matrices+fr.Matrices
+			for _, n := range fr.Kinds {
+				kinds += n
+			}
+			if f != "" && f != MTP && fr.Bytes == 0 {
+				t.Errorf("%s: family %s has no bytes", dir, f)
+			}
+		}
+		for _, n := range r.Bytes {
+			all += n
+		}
+		for _, n := range r.Weights {
+			weights += n
+		}
+		if bytes != all || matrices != weights || kinds != weights {
+			t.Errorf("%s: families hold %d bytes and %d matrices (%d by kind) of %d and %d", dir, bytes, matrices, kinds, all, weights)
+		}
+		// Very many rows touch all but the draft layer, and of the embedding a row each.
+		rows, c := 1_000_000, r.Config
+		want := all - r.Families[MTP].Bytes - r.draftBytes - r.embedBytes + int64(rows)*r.embedBytes/int64(c.Vocab)
+		if got := r.StepWeightBytes(rows); got != want {
+			t.Errorf("%s: %d rows touch %d bytes, want %d", dir, rows, got, want)
+		}
+		// One row runs its own few experts.
+		want += int64(1-rows)*r.embedBytes/int64(c.Vocab) - r.Families[RoutedExperts].Bytes*int64(c.Experts-c.TopK)/int64(c.Experts)
+		if got := r.StepWeightBytes(1); got < want-1 || got > want+1 {
+			t.Errorf("%s: one row touches %d bytes, want %d", dir, got, want)
+		}
+	}
+	m := load(t, fixtureDir, 0) // BF16, resident as BF16
+	r, _ := Inspect(fixtureDir)
+	if stored, resident := r.StepWeightBytes(16), m.StepCost(16, 100).WeightBytes; float64(stored) < 0.85*float64(resident) || float64(stored) > 1.1*float64(resident) {
+		t.Errorf("a step of a BF16 model touches %d bytes as stored and %d as resident", stored, resident)
+	}
+}

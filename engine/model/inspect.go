@@ -2,6 +2,8 @@ package model
 
 import (
 	"fmt"
+	"math"
+	"strings"
 
 	"rocket/engine/checkpoint"
 	"rocket/kernels"
@@ -20,7 +22,38 @@ type Report struct {
 	Layouts    map[string]Layout // by class
 	// BytesPerToken and PaddingPerPage are by class: what a token costs in the page arena, and the page's unused rest.
 	BytesPerToken, PaddingPerPage map[string]int
-	Unread                        string // tensors that loading would refuse, or ""
+	Unread                        string                  // tensors that loading would refuse, or ""
+	Families                      map[Family]FamilyReport // "" holds what is in none
+
+	embedBytes int64 // of Families[""]: the embedding table
+	draftBytes int64 // of Families[""]: tensors of the draft layer
+}
+
+// FamilyReport is what a family's matrices are in the files.
+type FamilyReport struct {
+	Matrices int
+	Kinds    map[string]int // matrices by how they are stored
+	Bytes    int64          // scales included; of the family "", all other tensors too
+}
+
+// StepWeightBytes is the bytes of weights, as they are stored, that a decode step of rows sequences touches: what
+// StepCost.WeightBytes would be on a device that keeps weights as the files do. Experts are counted as there.
+func (r Report) StepWeightBytes(rows int) int64 {
+	c, rest := r.Config, r.Families[""].Bytes-r.draftBytes
+	if !c.TiedHead {
+		rest -= r.embedBytes
+	}
+	rest += int64(rows) * r.embedBytes / int64(c.Vocab)
+	for f, fr := range r.Families {
+		switch f {
+		case "", MTP:
+		case RoutedExperts:
+			rest += int64(math.Round(c.expertsTouched(rows) / float64(c.Experts) * float64(fr.Bytes)))
+		default:
+			rest += fr.Bytes
+		}
+	}
+	return rest
 }
 
 // Inspect reads a model folder as Load does, checks every tensor's presence, type and shape, and reports. An error is
@@ -40,10 +73,13 @@ func Inspect(dir string) (Report, error) {
 		return Report{}, fmt.Errorf("inspect model %s: %w", dir, err)
 	}
 	r := Report{Dir: dir, Config: c, Prefix: src.roots.Body, Tensors: len(ck.Names()), Bytes: map[string]int64{}, Weights: map[string]int{},
-		Layouts: map[string]Layout{}, BytesPerToken: map[string]int{}, PaddingPerPage: map[string]int{}}
+		Layouts: map[string]Layout{}, BytesPerToken: map[string]int{}, PaddingPerPage: map[string]int{}, Families: map[Family]FamilyReport{}}
 	for _, name := range ck.Names() {
 		t, _ := ck.Tensor(name)
 		r.Bytes[string(t.DType)] += int64(len(t.Data))
+		if !ignorable(name) || strings.HasSuffix(name, ".input_scale") {
+			r.tally(strings.TrimPrefix(name, src.roots.Body), int64(len(t.Data)))
+		}
 	}
 	b := &builder{c: c, src: census{src, &r}}
 	b.all(&Model{layers: make([]layerWeights, len(c.Layers))})
@@ -63,6 +99,30 @@ func Inspect(dir string) (Report, error) {
 	return r, nil
 }
 
+// tally counts a tensor's bytes to its family.
+func (r *Report) tally(name string, n int64) {
+	module := moduleOf(name, "")
+	f := r.Config.FamilyOf(module)
+	fr := r.family(f)
+	fr.Bytes += n
+	r.Families[f] = fr
+	switch {
+	case f != "":
+	case module == "embed_tokens":
+		r.embedBytes += n
+	case strings.HasPrefix(module, fmt.Sprintf("layers.%d.", len(r.Config.Layers))):
+		r.draftBytes += n
+	}
+}
+
+func (r *Report) family(f Family) FamilyReport {
+	fr := r.Families[f]
+	if fr.Kinds == nil {
+		fr.Kinds = map[string]int{}
+	}
+	return fr
+}
+
 // census is a source that counts what is read through it.
 type census struct {
 	*stored
@@ -73,6 +133,11 @@ func (s census) count(w checkpoint.Weight, err error) (checkpoint.Weight, error)
 	if err == nil {
 		s.r.Weights[w.Kind.String()]++
 		s.r.Parameters += int64(w.N) * int64(w.K)
+		f := s.r.Config.FamilyOf(strings.TrimPrefix(w.Name, s.roots.Body))
+		fr := s.r.family(f)
+		fr.Matrices++
+		fr.Kinds[w.Kind.String()]++
+		s.r.Families[f] = fr
 	}
 	return w, err
 }
