@@ -1,13 +1,17 @@
 package server
 
 import (
+	"context"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"rocket/sessions"
 )
 
 // metrics is one server's registry. What the server counts itself is here;
@@ -19,6 +23,13 @@ type metrics struct {
 	sockets  prometheus.Gauge
 	sse      prometheus.Gauge
 	closes   *prometheus.CounterVec
+
+	turns     *prometheus.CounterVec
+	ttft      prometheus.Histogram
+	rate      prometheus.Histogram
+	prompts   prometheus.Counter
+	cached    prometheus.Counter
+	unwatched prometheus.Counter
 }
 
 func newMetrics(s *Server) *metrics {
@@ -33,14 +44,59 @@ func newMetrics(s *Server) *metrics {
 		closes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "rocket_websocket_closed_total", Help: "WebSockets that this server closed, by close code.",
 		}, []string{"code"}),
+		turns: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "rocket_turns_total", Help: "Turns that ended, by state and finish reason.",
+		}, []string{"state", "finish_reason"}),
+		ttft: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "rocket_turn_ttft_seconds", Help: "Time to the first token of completed turns, from their start.",
+			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
+		}),
+		rate: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "rocket_turn_tokens_per_second", Help: "Decoding rate of completed turns.",
+			Buckets: []float64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000},
+		}),
+		prompts:   prometheus.NewCounter(prometheus.CounterOpts{Name: "rocket_turn_prompt_tokens_total", Help: "Tokens of the lines that completed turns began with."}),
+		cached:    prometheus.NewCounter(prometheus.CounterOpts{Name: "rocket_turn_cached_tokens_total", Help: "Those of them that were not computed again."}),
+		unwatched: prometheus.NewCounter(prometheus.CounterOpts{Name: "rocket_turns_uncounted_total", Help: "Lifecycle events that came too fast to be counted here."}),
 	}
-	m.registry.MustRegister(m.requests, m.sockets, m.sse, m.closes, &collector{server: s},
+	m.registry.MustRegister(m.turns, m.ttft, m.rate, m.prompts, m.cached, m.unwatched, m.requests, m.sockets, m.sse, m.closes, &collector{server: s},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
 func (m *metrics) handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{Registry: m.registry})
+}
+
+// watchTurns counts the ends of turns until ctx ends.
+func (m *metrics) watchTurns(ctx context.Context, watch *sessions.Watch) {
+	for {
+		events, lost, err := watch.Next(ctx)
+		if err != nil {
+			return // the server or the manager ends
+		}
+		m.unwatched.Add(float64(lost))
+		for i := range events {
+			m.turn(&events[i])
+		}
+	}
+}
+
+func (m *metrics) turn(e *sessions.Event) {
+	switch e.Type {
+	case sessions.EventTurnCompleted, sessions.EventTurnFailed, sessions.EventTurnCancelled, sessions.EventTurnInterrupted:
+	default:
+		return
+	}
+	m.turns.WithLabelValues(strings.TrimPrefix(string(e.Type), "turn."), e.FinishReason).Inc()
+	if u := e.Usage; e.Type == sessions.EventTurnCompleted && u != nil {
+		m.ttft.Observe(u.TTFTMillis / 1000)
+		if u.CompletionTokens > 1 { // of one token there is no rate
+			m.rate.Observe(u.TokensPerSecond)
+		}
+		m.prompts.Add(float64(u.PromptTokens))
+		m.cached.Add(float64(u.CachedTokens))
+	}
 }
 
 // request counts one request. Unknown routes share one label, so that a

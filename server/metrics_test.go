@@ -49,16 +49,25 @@ func TestMetricsAndStats(t *testing.T) {
 	p.until("subscribed")
 	w.do("GET", "/none/such", "")
 	got := w.scrape()
+	for got[`rocket_turns_total{finish_reason="length",state="completed"}`] == 0 { // counted behind the turn's end
+		if w.ctx().Err() != nil {
+			t.Fatal("the turn is not counted")
+		}
+		got = w.scrape()
+	}
 	for name, want := range map[string]float64{
-		`rocket_sessions{state="idle"}`:   3,
-		`rocket_sessions{state="closed"}`: 1,
-		`rocket_forks_total`:              3,
-		`rocket_tokens_generated_total`:   10,
-		`rocket_tokens_committed_total`:   10,
-		`rocket_turns_open`:               0,
-		`rocket_websocket_connections`:    1,
-		`rocket_sse_connections`:          0,
-		`rocket_ledger_down_seconds`:      0,
+		`rocket_sessions{state="idle"}`:       3,
+		`rocket_sessions{state="closed"}`:     1,
+		`rocket_forks_total`:                  3,
+		`rocket_tokens_generated_total`:       10,
+		`rocket_tokens_committed_total`:       10,
+		`rocket_turns_open`:                   0,
+		`rocket_turn_ttft_seconds_count`:      1,
+		`rocket_turn_tokens_per_second_count`: 1,
+		`rocket_turns_uncounted_total`:        0,
+		`rocket_websocket_connections`:        1,
+		`rocket_sse_connections`:              0,
+		`rocket_ledger_down_seconds`:          0,
 		`rocket_http_request_duration_seconds_count{method="POST",route="/v1/sessions/{id}/fork",status="201"}`: 1,
 		`rocket_http_request_duration_seconds_count{method="GET",route="other",status="404"}`:                   1,
 	} {

@@ -192,11 +192,18 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 		MaxHeaderBytes:    headerBytesMax,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
+	watch := s.manager.Watch(tenantLocal, sessions.WatchOptions{Turns: true})
+	counted := make(chan struct{})
+	go func() {
+		defer close(counted)
+		s.metrics.watchTurns(s.closing, watch)
+	}()
 	failed := make(chan error, 1)
 	go func() { failed <- hs.Serve(ln) }()
 	select {
 	case err := <-failed:
 		s.closeStreams()
+		<-counted
 		return fmt.Errorf("serve %s: %w", ln.Addr(), err)
 	case <-ctx.Done():
 	}
@@ -211,6 +218,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 		err = hs.Close() // clients that did not take their answers in time
 	}
 	<-failed
+	<-counted
 	s.streams.Wait()
 	return err
 }
