@@ -112,6 +112,7 @@ func (m *Manager) deleteSession(ctx context.Context, tenant, id string, save sav
 	var at time.Time
 	err = s.still(ctx, func(o *operation) error {
 		return o.commit(ctx, effect{
+			tree: true,
 			write: func(ctx context.Context, w *work, x *row) error {
 				parent, at = x.parent, w.now
 				x.state, x.deleted, x.title, x.labels, x.ttl = StateClosed, &at, "", map[string]string{}, nil
@@ -161,16 +162,13 @@ func (m *Manager) childGone(k liveKey) {
 
 // deleteRow marks a session deleted, purges what nobody inherits, and does the
 // same for deleted ancestors that were kept for it. When nobody in the tree is
-// left alive, all its rows go.
+// left alive, all its rows go. The tree is locked: two last siblings must not
+// each take the other for alive.
 func deleteRow(ctx context.Context, w *work, x *row) error {
 	if err := w.send(ctx); err != nil { // what is queued comes first
 		return err
 	}
 	tx, now := w.conn, w.now
-	// one deletion in a tree at a time: two last siblings must not each take the other for alive
-	if _, err := tx.Exec(ctx, `SELECT 1 FROM sessions WHERE tenant_id = $1 AND id = $2 FOR UPDATE`, x.tenant, x.root); err != nil {
-		return fmt.Errorf("lock tree: %w", err)
-	}
 	_, err := tx.Exec(ctx, `UPDATE sessions SET state = 'closed', closed_at = coalesce(closed_at, $3), deleted_at = $3, kept_to = 0
 		WHERE tenant_id = $1 AND id = $2`, x.tenant, x.id, now)
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 // crashEnv holds the database's URL in the process that is to be killed.
 const crashEnv = "ROCKET_TEST_CRASH_SERVER"
 
-const crashTokens = 300
+const crashTokens = 1000
 
 // crashServer runs a turn until it is killed, and a session with a queued one
 // behind it. It prints what it has.
@@ -59,6 +59,9 @@ func crashServer() {
 			fatal(err)
 			fmt.Println("event", string(text))
 		}
+		now, err := m.Get(ctx, DefaultTenant, s.ID)
+		fatal(err)
+		fmt.Println("committed", now.Length-s.Length)
 	}
 }
 
@@ -145,7 +148,7 @@ func checkCrashLog(t *testing.T, r *rig, session string, got Session, seen []Eve
 }
 
 // killInMidTurn starts a server process and kills it once its reader has seen
-// a hundred deltas.
+// fifty events and the ledger has some tokens.
 func killInMidTurn(t *testing.T, url string) (session, turn, idle string, seen []Event) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
@@ -157,6 +160,7 @@ func killInMidTurn(t *testing.T, url string) (session, turn, idle string, seen [
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	committed := 0
 	lines := bufio.NewScanner(out)
 	for lines.Scan() {
 		kind, rest, _ := strings.Cut(lines.Text(), " ")
@@ -170,12 +174,15 @@ func killInMidTurn(t *testing.T, url string) (session, turn, idle string, seen [
 			if err := json.Unmarshal([]byte(rest), &e); err != nil {
 				t.Error(err)
 			}
-			if seen = append(seen, e); len(seen) == 100 {
-				cmd.Process.Kill()
-			}
+			seen = append(seen, e)
+		case "committed":
+			fmt.Sscan(rest, &committed)
+		}
+		if len(seen) >= 50 && committed > 0 {
+			cmd.Process.Kill()
 		}
 	}
-	if err := cmd.Wait(); err == nil || session == "" || len(seen) < 100 {
+	if err := cmd.Wait(); err == nil || session == "" || len(seen) < 50 {
 		t.Fatalf("the server ended by itself: %v, session %q, %d events", err, session, len(seen))
 	}
 	return session, turn, idle, seen

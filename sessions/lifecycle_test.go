@@ -499,3 +499,26 @@ func TestMessages(t *testing.T) {
 	_, err = r.StartTurn(t.Context(), local, s.ID, TurnRequest{Messages: []Message{{Role: "user", Content: "a"}, {Role: "nobody", Content: "b"}}})
 	wantCode(t, err, CodeInvalid, "messages[1].role")
 }
+
+// Deletions all over a tree at once: no deadlock, nothing left.
+func TestDeleteATreeAtOnce(t *testing.T) {
+	r := newRig(t)
+	ids := []string{r.create("abc").ID}
+	for i := range 15 {
+		for _, c := range r.fork(ids[i/2], ForkRequest{N: ptr(2)}).Sessions {
+			ids = append(ids, c.ID)
+		}
+	}
+	errs := make(chan error)
+	for _, id := range ids {
+		go func() { errs <- r.Delete(t.Context(), local, id) }()
+	}
+	for range ids {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	if n := r.count("SELECT count(*) FROM sessions"); n != 0 {
+		t.Errorf("%d rows left", n)
+	}
+}

@@ -309,6 +309,7 @@ type effect struct {
 	// write queues the statements and changes x, a copy of the row. It may be nil.
 	write    func(ctx context.Context, w *work, x *row) error
 	children int    // how many children write inserts
+	tree     bool   // write changes other sessions of the tree
 	apply    func() // after the commit, with mu held; the row is x by then
 	abort    func() // when it did not happen
 }
@@ -329,7 +330,12 @@ func (o *operation) commit(ctx context.Context, e effect) error {
 	s.mu.Unlock()
 	began := time.Now()
 	var f *flush
-	err, unknown := s.m.transact(ctx, func(w *work) { lockSession(w, s.m.me, &x) }, func(w *work) error {
+	err, unknown := s.m.transact(ctx, func(w *work) {
+		if e.tree {
+			lockTree(w, &x)
+		}
+		lockSession(w, s.m.me, &x)
+	}, func(w *work) error {
 		// what the writer has not come to yet goes first: rows follow the log's order
 		s.mu.Lock()
 		f = s.flushLocked()

@@ -101,6 +101,12 @@ func lockSession(w *work, me uuid.UUID, known *row) {
 	})
 }
 
+// lockTree lets one transaction at a time change several sessions of a tree.
+// It comes before any lock of a session below the root.
+func lockTree(w *work, x *row) {
+	w.queue(`SELECT FROM sessions WHERE tenant_id = $1 AND id = $2 FOR UPDATE`, x.tenant, x.root)
+}
+
 // updateSession writes an owner's image of a row that lockSession has locked,
 // and counts the write.
 func updateSession(w *work, me uuid.UUID, x *row, newChildren int) {
