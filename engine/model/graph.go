@@ -18,8 +18,9 @@ type graph struct {
 	pages  *kernels.Buffer
 	slots  *kernels.Buffer
 	layout Layout
-	page   int // next MLA layer's entry of layout.Page
-	slot   int // next KDA layer's entry of layout.Slot
+	page   int    // next MLA layer's entry of layout.Page
+	slot   int    // next KDA layer's entry of layout.Slot
+	trace  *Trace // nil: the layers share their scratches
 
 	emb, streams, mix, post, comb     kernels.Scratch // rows of the residual
 	x, y, hidden                      kernels.Scratch // a block's input and output; the final hidden row
@@ -77,14 +78,17 @@ func (g *graph) trunk() {
 	p.Barrier()
 	p.Repeat(g.emb, g.streams, c.Streams)
 	p.Barrier()
-	for i := range c.Layers {
+	for i, l := range c.Layers {
 		w := &g.m.layers[i]
+		g.ownScratches(l)
 		g.enter(&w.attnHC, w.inNorm)
 		g.attention(w)
 		g.leave()
+		g.tapAttention(i, w)
 		g.enter(&w.ffnHC, w.postNorm)
 		g.mlp(&w.mlp)
 		g.leave()
+		g.tapMLP(i, w)
 	}
 	p.Mean(g.streams, g.emb, c.Streams)
 	p.Barrier()
