@@ -209,6 +209,24 @@ test("what others do appears by itself", async () => {
   await page.locator(`[id="row-${made.id}"]`).waitFor({ state: "detached" });
 });
 
+test("a page that opens in mid-turn joins without a gap", async () => {
+  const made = await server.call<Session>("POST", "/v1/sessions", { title: "under way", input: "package main\n\nfunc" });
+  await server.call("POST", `/v1/sessions/${made.id}/turns`, { max_tokens: 4000, temperature: 0, ignore_eos: true });
+  await expect.poll(async () => (await server.call<Session>("GET", `/v1/sessions/${made.id}`)).length).toBeGreaterThan(made.length + 5);
+  await page.goto(`${server.url}/#${made.id}`);
+  await page.reload();
+  await expect.poll(() => progress().innerText()).toContain("generating");
+  const joined = await tokensOnPage();
+  await expect.poll(tokensOnPage).toBeGreaterThan(joined + 20);
+  const live = await page.locator(".transcript .t").allTextContents();
+  await button("Cancel").click();
+  await expect.poll(() => progress().innerText()).toContain("ended: cancelled");
+  const line = await server.call<{ text: string; tokens: number[] }>("GET", `/v1/sessions/${made.id}/tokens`);
+  expect(line.text.startsWith(live.join(""))).toBe(true);
+  await expect.poll(tokensOnPage).toBe(line.tokens.length);
+  expect(await page.locator(".transcript .t").allTextContents().then((all) => all.join(""))).toBe(line.text);
+});
+
 test("an error of the server is told in its own words", async () => {
   await newSession("errors", "x");
   await server.call("POST", `/v1/sessions/${await selectedId()}/close`, undefined);
