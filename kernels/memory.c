@@ -21,11 +21,11 @@ const char *rk_last_error(void) { return error_text; }
 enum { HUGE_PAGE = 2 << 20, ARENA_ALIGN = 64 << 10 };
 
 #if defined(__SANITIZE_ADDRESS__)
-// Under the address sanitizer blocks come from the heap, which has guard zones.
+// Under the address sanitizer blocks come from the heap, which has guard zones (and refuses huge ones loudly).
 void *rk_alloc(size_t bytes) {
   void *p = NULL;
   size_t n = bytes ? bytes : 1;
-  if (n > SIZE_MAX / 4 || posix_memalign(&p, ARENA_ALIGN, n)) return NULL;
+  if (n > (size_t)1 << 40 || posix_memalign(&p, ARENA_ALIGN, n)) return NULL;
   return memset(p, 0, n);
 }
 
