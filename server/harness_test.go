@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"os"
@@ -102,15 +103,22 @@ func start(t testing.TB, opts worldOptions) *world {
 		}
 		e.Close()
 	})
+	var lines lockedBuffer
+	logger := slog.New(slog.NewTextHandler(&lines, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("log of the server:\n%s", lines.String())
+		}
+	})
 	url := pgtest.New(t)
 	if opts.database != nil {
 		url = opts.database(url)
 	}
-	m, err := sessions.Open(t.Context(), sessions.Options{DatabaseURL: url, Engine: e, Template: l.template})
+	m, err := sessions.Open(t.Context(), sessions.Options{DatabaseURL: url, Engine: e, Template: l.template, Log: logger})
 	if err != nil {
 		t.Fatal(err)
 	}
-	opts.server.Sessions = m
+	opts.server.Sessions, opts.server.Log = m, logger
 	if opts.server.DrainTimeout == 0 {
 		opts.server.DrainTimeout = time.Millisecond // tests that leave turns behind do not want them
 	}
@@ -154,6 +162,24 @@ func start(t testing.TB, opts worldOptions) *world {
 	}
 	t.Cleanup(w.stop)
 	return w
+}
+
+// lockedBuffer collects what many goroutines log.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer // guarded by mu
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
 }
 
 func setBytes(v *int64, def int64) {
