@@ -20,6 +20,7 @@ type Run struct {
 
 	acked     atomic.Int64
 	cancelled atomic.Bool
+	paused    atomic.Bool
 
 	// Only the loop.
 	sampler     sampler
@@ -91,8 +92,19 @@ func (r *Run) setPhase(p Phase) {
 	r.signal()
 }
 
-// held reports whether the Run is too far ahead of what its owner made durable.
-func (r *Run) held() bool { return int64(r.produced)-r.acked.Load() >= MaxUncommitted }
+// Hold leaves the Run out of the batches until it is called with false, for an owner who cannot make anything durable
+// and does not know when that ends.
+func (r *Run) Hold(on bool) {
+	r.paused.Store(on)
+	if !on {
+		r.e.nudge()
+	}
+}
+
+// held reports whether the Run is too far ahead of what its owner made durable, or its owner holds it.
+func (r *Run) held() bool {
+	return r.paused.Load() || int64(r.produced)-r.acked.Load() >= MaxUncommitted
+}
 
 // charge notes where the prompt came from, once, when the run first goes on.
 func (r *Run) charge(s *Seq) {

@@ -101,6 +101,35 @@ func TestUncommittedTokensAreBounded(t *testing.T) {
 	}
 }
 
+// While the ledger is away for long, turns stand still even where the engine
+// would let them go on.
+func TestTurnsStandStillWithoutALedger(t *testing.T) {
+	p := newProxy(t, pgtest.New(t))
+	r := openRig(t, p.url)
+	r.writer.holdAfter = 50 * time.Millisecond
+	s := r.create("a")
+	turn := r.start(s.ID, TurnRequest{MaxTokens: ptr(3000), IgnoreEOS: true})
+	l, _ := r.Log(t.Context(), DefaultTenant, s.ID)
+	if ok, err := l.Wait(t.Context(), 5); !ok || err != nil {
+		t.Fatal(err)
+	}
+	p.cut()
+	steps := func() int64 { return r.eng.Stats().Steps }
+	still := func() bool { // two looks at a quarter of a second with nothing between them
+		before := steps()
+		time.Sleep(250 * time.Millisecond)
+		return steps() == before
+	}
+	waitFor(t, still)
+	if n := r.Stats().TokensPending; n >= engine.MaxUncommitted {
+		t.Skipf("%d tokens before it stood still: the engine's own limit was faster", n)
+	}
+	p.restore()
+	if got := r.wait(s.ID, turn.ID); len(got.Tokens) != 3000 || got.State != TurnCompleted {
+		t.Errorf("turn of %d tokens, %s", len(got.Tokens), got.State)
+	}
+}
+
 // A commit whose answer is lost happened: nothing is done twice, nothing is
 // lost, the log stays dense (checked on cleanup).
 func TestLostAnswerOfACommit(t *testing.T) {

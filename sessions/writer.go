@@ -15,9 +15,11 @@ const (
 	// other sessions. Starts and ends of turns do not wait.
 	flushDelay = 5 * time.Millisecond
 
-	// ledgerAwayMax is how long a turn goes on (held back by the engine at
-	// engine.MaxUncommitted tokens) while the ledger does not answer.
-	ledgerAwayMax = 60 * time.Second
+	// While the ledger does not answer, turns decode on for ledgerHoldAfter
+	// (or to engine.MaxUncommitted tokens), then stand still, and fail after
+	// ledgerAwayMax.
+	ledgerHoldAfter = 5 * time.Second
+	ledgerAwayMax   = 60 * time.Second
 
 	writerRetryMin = 20 * time.Millisecond
 	writerRetryMax = time.Second
@@ -35,10 +37,12 @@ type writer struct {
 
 	downSince atomic.Int64 // Unix nanoseconds; 0: the last batch was committed
 	awayMax   time.Duration
+	holdAfter time.Duration
+	held      bool // only the writer's goroutine: turns stand still
 }
 
 func newWriter(m *Manager) *writer {
-	return &writer{m: m, kick: make(chan struct{}, 1), rush: make(chan struct{}, 1), awayMax: ledgerAwayMax}
+	return &writer{m: m, kick: make(chan struct{}, 1), rush: make(chan struct{}, 1), awayMax: ledgerAwayMax, holdAfter: ledgerHoldAfter}
 }
 
 // add puts a session on the list. urgent cuts the delay short.
@@ -130,6 +134,10 @@ func (w *writer) write(batch []*flush) {
 		err := w.commit(batch)
 		if err == nil {
 			w.downSince.Store(0)
+			if w.held {
+				w.held = false
+				w.m.holdTurns(false)
+			}
 			w.m.counts.batch(time.Since(began))
 			return
 		}
@@ -162,6 +170,10 @@ func (w *writer) write(batch []*flush) {
 func (w *writer) away(since time.Time, batch []*flush, err error) {
 	if w.downSince.CompareAndSwap(0, since.UnixNano()) {
 		w.m.log.Error("the ledger does not answer", "error", err)
+	}
+	if !w.held && time.Since(since) >= w.holdAfter {
+		w.held = true
+		w.m.holdTurns(true)
 	}
 	if time.Since(since) < w.awayMax {
 		return
@@ -247,6 +259,18 @@ func (s *session) again() {
 	s.mu.Unlock()
 	if more {
 		s.m.writer.add(s, urgent)
+	}
+}
+
+// holdTurns makes every open turn stand still, or go on.
+func (m *Manager) holdTurns(on bool) {
+	for _, s := range m.sessions() {
+		s.mu.Lock()
+		t := s.turn
+		s.mu.Unlock()
+		if t != nil {
+			t.run.Hold(on)
+		}
 	}
 }
 
