@@ -1,31 +1,14 @@
 package sessions
 
 import (
-	"context"
-	"os"
 	"strings"
 	"testing"
-
-	"rocket/internal/localpg"
-	"rocket/migrations"
 )
 
 // durable is a ledger with durability on, as a server has it.
 func durable(b *testing.B) *rig {
 	b.Helper()
-	dir, err := os.MkdirTemp("/tmp", "rocket-bench-")
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { os.RemoveAll(dir) })
-	pg, err := localpg.Start(b.Context(), localpg.Options{Dir: dir, DieWithParent: true})
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { pg.Stop(context.Background()) })
-	if err := migrations.Up(b.Context(), pg.URL()); err != nil {
-		b.Fatal(err)
-	}
+	pg := durableCluster(b)
 	return openRig(b, pg.URL())
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -69,19 +70,7 @@ func crashServer() {
 // loses no committed token, says that the turn was interrupted, and the same
 // seed goes on to the tokens of an undisturbed run.
 func TestKillInMidTurn(t *testing.T) {
-	dir, err := os.MkdirTemp("/tmp", "rocket-crash-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	pg, err := localpg.Start(t.Context(), localpg.Options{Dir: dir, DieWithParent: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { pg.Stop(context.Background()) })
-	if err := migrations.Up(t.Context(), pg.URL()); err != nil {
-		t.Fatal(err)
-	}
+	pg := durableCluster(t)
 	session, turn, idle, seen := killInMidTurn(t, pg.URL())
 
 	r := openRig(t, pg.URL())
@@ -110,6 +99,49 @@ func TestKillInMidTurn(t *testing.T) {
 	}
 	if e := r.ledgerEvents(session); e[len(e)-1].Epoch != 2 {
 		t.Errorf("last event %+v", e[len(e)-1])
+	}
+}
+
+// durableCluster is a ledger with durability on, as a server has it.
+func durableCluster(t testing.TB) *localpg.Cluster {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "rocket-crash-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	pg, err := localpg.Start(t.Context(), localpg.Options{Dir: dir, DieWithParent: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { pg.Stop(context.Background()) })
+	if err := migrations.Up(t.Context(), pg.URL()); err != nil {
+		t.Fatal(err)
+	}
+	return pg
+}
+
+// A ledger that crashes under a running server: it is started again, and the
+// turn comes to what it would have come to.
+func TestPostgresKilledInMidTurn(t *testing.T) {
+	pg := durableCluster(t)
+	r := openRig(t, pg.URL())
+	s := r.create("func main() {\n")
+	want := r.turn(r.fork(s.ID, ForkRequest{}).Sessions[0].ID, "", 600)
+	turn := r.start(s.ID, TurnRequest{MaxTokens: ptr(600), IgnoreEOS: true})
+	l, _ := r.Log(t.Context(), DefaultTenant, s.ID)
+	if ok, err := l.Wait(t.Context(), turnStart+20); !ok || err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(pg.PID(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	got := r.wait(s.ID, turn.ID)
+	if diff := cmp.Diff(want.Tokens, got.Tokens); diff != "" || got.State != TurnCompleted {
+		t.Errorf("turn %s with other tokens:\n%s", got.State, diff)
+	}
+	if got := r.turn(s.ID, "", 3); got.State != TurnCompleted {
+		t.Errorf("turn after it: %+v", got)
 	}
 }
 

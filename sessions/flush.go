@@ -29,16 +29,14 @@ type flush struct {
 
 // turnFinal is how a turn ended.
 type turnFinal struct {
-	state     TurnState
-	finish    string
-	text      string
-	usage     *Usage
-	err       *TurnError
-	probs     []TokenProbs
-	to        int
-	at        time.Time
-	joined    bool // its prompt is on the line
-	lastSeqOf int64
+	state  TurnState
+	finish string
+	text   string
+	usage  *Usage
+	err    *TurnError
+	probs  []TokenProbs
+	to     int
+	at     time.Time
 }
 
 // flushLocked takes what is pending; nil if nothing is.

@@ -108,7 +108,7 @@ func TestTurnsStandStillWithoutALedger(t *testing.T) {
 	r := openRig(t, p.url)
 	r.writer.holdAfter = 50 * time.Millisecond
 	s := r.create("a")
-	turn := r.start(s.ID, TurnRequest{MaxTokens: ptr(3000), IgnoreEOS: true})
+	turn := r.start(s.ID, TurnRequest{MaxTokens: ptr(800), IgnoreEOS: true})
 	l, _ := r.Log(t.Context(), DefaultTenant, s.ID)
 	if ok, err := l.Wait(t.Context(), 5); !ok || err != nil {
 		t.Fatal(err)
@@ -125,7 +125,7 @@ func TestTurnsStandStillWithoutALedger(t *testing.T) {
 		t.Skipf("%d tokens before it stood still: the engine's own limit was faster", n)
 	}
 	p.restore()
-	if got := r.wait(s.ID, turn.ID); len(got.Tokens) != 3000 || got.State != TurnCompleted {
+	if got := r.wait(s.ID, turn.ID); len(got.Tokens) != 800 || got.State != TurnCompleted {
 		t.Errorf("turn of %d tokens, %s", len(got.Tokens), got.State)
 	}
 }

@@ -17,8 +17,6 @@ const (
 	// idleLiveMax is how long an idle session that nobody waits on stays in
 	// memory. What its timeline holds stays in the engine's tree.
 	idleLiveMax = 30 * time.Minute
-
-	foreignRetry = 50 * time.Millisecond
 )
 
 type liveKey struct {
