@@ -17,7 +17,7 @@
 // Goroutines: one writer for all sessions (writer.go), one per open turn
 // (turn_run.go), one keeper of the server's lease, of takeovers and of TTLs
 // (keeper.go). Locks of one session are taken in the order ops, wlock, alock,
-// mu (live.go); the manager's mu is never held while another lock is taken.
+// mu (live.go, operation.go); the manager's mu is never held while another lock is taken.
 package sessions
 
 import (

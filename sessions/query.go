@@ -158,11 +158,23 @@ func (m *Manager) Tokens(ctx context.Context, tenant, id string, from, to *int) 
 	case a < 0 || a > b:
 		return TokenRange{}, invalid("from", "must be between 0 and %d", b)
 	}
-	ids, err := selectLine(ctx, m.pool, tenant, u, a, b)
+	ids, err := m.readLine(ctx, tenant, u, a, b)
 	if err != nil {
 		return TokenRange{}, err
 	}
 	return TokenRange{Tokens: ids, Text: m.tok.Decode(ids)}, nil
+}
+
+// readLine reads [from, to) of a line whose row was read before. In between the
+// session may have been deleted and its tokens purged: that is no gap.
+func (m *Manager) readLine(ctx context.Context, tenant string, id uuid.UUID, from, to int) ([]int32, error) {
+	ids, err := selectLine(ctx, m.pool, tenant, id, from, to)
+	if err != nil {
+		if _, gone := selectRow(ctx, m.pool, tenant, id); ErrorCode(gone) == CodeNotFound {
+			return nil, gone
+		}
+	}
+	return ids, err
 }
 
 // Pieces returns the text that each token adds; joined they are the tokens'
@@ -214,7 +226,7 @@ func (m *Manager) readTurn(ctx context.Context, session uuid.UUID, length int, x
 	if x.promptTo >= to {
 		return t, []int32{}, nil
 	}
-	ids, err := selectLine(ctx, m.pool, x.tenant, session, x.promptTo, to)
+	ids, err := m.readLine(ctx, x.tenant, session, x.promptTo, to)
 	if err != nil {
 		return t, nil, err
 	}

@@ -1,0 +1,214 @@
+package sessions
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// operation is a call's exclusive hold on a session: ops, wlock and alock.
+type operation struct {
+	*session
+	handed bool // commit has taken over wlock and alock
+}
+
+// operate runs fn with the session held and standing still. fn commits at most
+// once, as its last step.
+func (m *Manager) operate(ctx context.Context, tenant, id string, fn func(o *operation) error) error {
+	s, err := m.hold(ctx, tenant, id)
+	if err != nil {
+		return err
+	}
+	defer s.ops.unlock()
+	return s.still(ctx, fn)
+}
+
+// still is operate for who holds ops already.
+func (s *session) still(ctx context.Context, fn func(o *operation) error) error {
+	wait, cancel := context.WithTimeout(ctx, opTimeout)
+	defer cancel()
+	if err := s.quiesce(wait); err != nil {
+		return err
+	}
+	o := &operation{session: s}
+	defer func() {
+		if !o.handed {
+			s.release()
+		}
+	}()
+	if err := s.refresh(wait); err != nil {
+		return err
+	}
+	return fn(o)
+}
+
+// refresh reads the row anew unless this server owns it: nobody told memory
+// what another owner did.
+func (s *session) refresh(ctx context.Context) error {
+	s.mu.Lock()
+	mine, rev := s.row.owner != nil && *s.row.owner == s.m.me, s.row.rev
+	s.mu.Unlock()
+	if mine {
+		return nil
+	}
+	x, err := selectRow(ctx, s.m.pool, s.key.tenant, s.key.id)
+	if err != nil || x.rev == rev {
+		return err
+	}
+	s.mu.Lock()
+	s.set(x)
+	s.line, s.hasLine = nil, false
+	s.wakeLocked()
+	s.mu.Unlock()
+	return nil
+}
+
+// effect is one change of a session: its transaction and what it means in
+// memory.
+type effect struct {
+	// write queues the statements and changes x, a copy of the row. It may be nil.
+	write    func(ctx context.Context, w *work, x *row) error
+	children int    // how many children write inserts
+	tree     bool   // write changes other sessions of the tree
+	apply    func() // after the commit, with mu held; the row is x by then
+	abort    func() // when it did not happen
+}
+
+// commit makes an effect true and releases the session.
+//
+// The caller's context ends neither the transaction nor its consequences: what
+// was committed must be applied. A commit without an answer (a lost
+// connection) is settled behind: the session's rows and log stand still until
+// the ledger has said whether it happened.
+func (o *operation) commit(ctx context.Context, e effect) error {
+	o.handed = true
+	s := o.session
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), opTimeout)
+	defer cancel()
+	s.mu.Lock()
+	x := s.row
+	s.mu.Unlock()
+	began := time.Now()
+	var f *flush
+	err, unknown := s.m.transact(ctx, func(w *work) {
+		if e.tree {
+			lockTree(w, &x)
+		}
+		lockSession(w, s.m.me, &x)
+	}, func(w *work) error {
+		// what the writer has not come to yet goes first: rows follow the log's order
+		s.mu.Lock()
+		f = s.flushLocked()
+		s.mu.Unlock()
+		if f != nil {
+			if err := f.queue(w.b); err != nil {
+				return err
+			}
+			f.advance(&x)
+		}
+		if e.write != nil {
+			if err := e.write(ctx, w, &x); err != nil {
+				return err
+			}
+		}
+		updateSession(w, s.m.me, &x, e.children)
+		return nil
+	})
+	if unknown {
+		s.m.wg.Go(func() {
+			defer s.release()
+			if s.settle(x.rev) {
+				s.apply(&x, f, e)
+			} else if e.abort != nil {
+				e.abort()
+			}
+		})
+		return ledgerError("commit", err)
+	}
+	defer s.release()
+	if err != nil {
+		if e.abort != nil {
+			e.abort()
+		}
+		return s.refused(err)
+	}
+	s.m.counts.committed(time.Since(began))
+	s.apply(&x, f, e)
+	return nil
+}
+
+func (s *session) apply(x *row, f *flush, e effect) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f != nil {
+		s.flushedLocked(f)
+	}
+	s.row = *x
+	if e.apply != nil {
+		e.apply()
+	}
+	s.log.commit(x.lastSeq)
+	s.visibleLocked()
+}
+
+// refused maps the errors of a transaction that has not happened. A row that
+// is not what memory says is forgotten, the next call loads it anew.
+func (s *session) refused(err error) error {
+	switch {
+	case errors.Is(err, errForeign):
+		return &Error{Code: CodeOverloaded, Message: "another server has this session", cause: err}
+	case errors.Is(err, errStale):
+		s.fence()
+		return &Error{Code: CodeOverloaded, Message: "the session has just changed, try again", cause: err}
+	}
+	if isUniqueViolation(err, "turns_one_open") {
+		return fail(CodeTurnInProgress, "a turn is in progress")
+	}
+	return ledgerError("write session", err)
+}
+
+// fence gives up a session that the ledger says is another's, or not as this
+// server believes: a running turn ends without a word, the next call loads
+// what is true.
+func (s *session) fence() {
+	s.m.log.Error("session fenced", "session", sessionID(s.key.id))
+	s.mu.Lock()
+	t, seq := s.turn, s.seq
+	s.turn, s.seq = nil, nil
+	s.mu.Unlock()
+	if t != nil {
+		t.abandon()
+	}
+	s.m.forget(s)
+	if seq != nil {
+		s.m.eng.Release(seq)
+	}
+}
+
+// settle asks the ledger, until it answers, whether the write that made rev
+// happened. That write's transaction holds the row for as long as its backend
+// has not noticed that nobody listens any more: the lock waits for its outcome.
+func (s *session) settle(rev int64) bool {
+	for delay := writerRetryMin; ; delay = min(2*delay, writerRetryMax) {
+		var got int64
+		ctx, cancel := context.WithTimeout(context.Background(), opTimeout)
+		err := s.m.pool.QueryRow(ctx, "SELECT rev FROM sessions WHERE tenant_id = $1 AND id = $2 FOR SHARE", s.key.tenant, s.key.id).Scan(&got)
+		cancel()
+		switch {
+		case err == nil:
+			return got >= rev
+		case errors.Is(err, pgx.ErrNoRows): // a deletion that happened
+			return true
+		case !isUnavailable(err):
+			s.m.log.Error("settle a commit", "session", sessionID(s.key.id), "error", err)
+			return false
+		}
+		select {
+		case <-time.After(delay):
+		case <-s.m.ctx.Done():
+			return false
+		}
+	}
+}
