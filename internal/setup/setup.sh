@@ -56,6 +56,6 @@ if [ $want_browser = yes ]; then
   [ "$(node -p 'process.versions.node.split(".")[0]')" -ge 20 ] || fail "Node 20 or newer is needed, this is $(node --version)"
   if ! command -v chromium >/dev/null && ! [ -x "${CHROMIUM:-}" ]; then
     command -v apt-get >/dev/null || fail "Chromium is missing: install it and name it in CHROMIUM"
-    apt_install chromium
+    apt_install chromium fonts-dejavu-core # without a font, text has no width to click on
   fi
 fi
