@@ -2,18 +2,17 @@
 //
 // One cluster per test process, started by the first test that asks, with
 // durability off; one template database that the migrations made; one copy of
-// it per test, dropped at its end. The cluster dies with the process, and its
-// directory is swept by the next process that comes along.
+// it per test, dropped at its end. The cluster dies with the process; its
+// directory under /tmp stays, for the next process to use again.
 package pgtest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -25,8 +24,7 @@ import (
 
 const (
 	template  = "rocket_template"
-	dirPrefix = "rocket-pgtest-"
-	sweepAge  = time.Minute // a younger directory may not have its lock yet
+	placesMax = 32 // test processes at once
 )
 
 var (
@@ -68,14 +66,29 @@ func exec(database, sql string) error {
 	return err
 }
 
+// start takes the first place that no other test process has. What an earlier
+// process left there is used again, which saves making a cluster, unless it
+// does not start.
 func start() {
-	sweep()
-	dir, err := os.MkdirTemp("/tmp", dirPrefix)
-	if err != nil {
+	for place := range placesMax {
+		dir := fmt.Sprintf("/tmp/rocket-pgtest-%d-%d", os.Getuid(), place)
+		err := open(dir)
+		if _, used := errors.AsType[*localpg.InUseError](err); used {
+			continue
+		}
+		if err != nil {
+			if err = os.RemoveAll(dir); err == nil {
+				err = open(dir)
+			}
+		}
 		startErr = err
 		return
 	}
-	cluster, startErr = localpg.Start(context.Background(), localpg.Options{
+	startErr = fmt.Errorf("%d other test processes have a cluster", placesMax)
+}
+
+func open(dir string) (err error) {
+	cluster, err = localpg.Start(context.Background(), localpg.Options{
 		Dir:           dir,
 		DieWithParent: true,
 		Settings: map[string]string{
@@ -83,32 +96,43 @@ func start() {
 			"shared_buffers": "32MB", "autovacuum": "off", "max_wal_size": "256MB",
 		},
 	})
-	if startErr != nil {
-		return
+	if err != nil {
+		return err
 	}
-	if startErr = exec("postgres", "CREATE DATABASE "+template); startErr != nil {
-		return
+	if err = clear(); err == nil {
+		err = exec("postgres", "CREATE DATABASE "+template)
 	}
-	startErr = migrations.Up(context.Background(), cluster.DatabaseURL(template))
+	if err == nil {
+		err = migrations.Up(context.Background(), cluster.DatabaseURL(template))
+	}
+	if err != nil {
+		cluster.Stop(context.Background()) // the first error counts
+	}
+	return err
 }
 
-// sweep removes what earlier test processes left behind: a directory whose
-// lock is free belongs to nobody.
-func sweep() {
-	dirs, _ := filepath.Glob(filepath.Join("/tmp", dirPrefix+"*"))
-	for _, dir := range dirs {
-		if fi, err := os.Stat(dir); err != nil || time.Since(fi.ModTime()) < sweepAge {
-			continue
-		}
-		f, err := os.Open(filepath.Join(dir, "lock"))
-		if err != nil {
-			os.RemoveAll(dir)
-			continue
-		}
-		if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
-			os.RemoveAll(dir)
-			os.RemoveAll(localpg.SocketDir(dir))
-		}
-		f.Close()
+// clear drops the databases of an earlier process, and its template: the
+// migrations may be others now.
+func clear() error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, cluster.DatabaseURL("postgres"))
+	if err != nil {
+		return err
 	}
+	defer conn.Close(ctx)
+	rows, err := conn.Query(ctx, "SELECT datname FROM pg_database WHERE datname LIKE 'test\\_%' OR datname = $1", template)
+	if err != nil {
+		return err
+	}
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if _, err := conn.Exec(ctx, fmt.Sprintf("DROP DATABASE %s WITH (FORCE)", name)); err != nil {
+			return fmt.Errorf("drop %s: %w", name, err)
+		}
+	}
+	return nil
 }
