@@ -160,7 +160,8 @@ func TestReadPastTheWindow(t *testing.T) {
 		t.Fatal(err)
 	}
 	live.mu.Lock() // what a longer session does by itself
-	live.log.events, live.log.first = live.log.events[20:], live.log.first+20
+	gone := len(live.log.events) / 2 // how many there are depends on how tokens were gathered into deltas
+	live.log.events, live.log.first = live.log.events[gone:], live.log.first+int64(gone)
 	live.mu.Unlock()
 	for _, step := range []int{1, 3, 1000} {
 		l, _ := r.Log(t.Context(), DefaultTenant, s.ID)
