@@ -159,7 +159,7 @@ func TestReadPastTheWindow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	live.mu.Lock() // what a longer session does by itself
+	live.mu.Lock()                   // what a longer session does by itself
 	gone := len(live.log.events) / 2 // how many there are depends on how tokens were gathered into deltas
 	live.log.events, live.log.first = live.log.events[gone:], live.log.first+int64(gone)
 	live.mu.Unlock()
