@@ -1,6 +1,24 @@
 // ops_moe.h: the router and the routed experts. Rows are grouped by expert (moe.c); an assignment is one (row, expert).
 
-// Better: larger, or equal with the lower index; so a strict comparison while indices ascend.
+// The k best of n choices as ascending ids. Better: larger, or equal with the lower id; so comparisons are strict while
+// ids ascend. There are always k of them, NaN choices or not.
+static void best_experts(const float *choice, int n, int k, int32_t *ids) {
+  float value[RK_TOPK_MAX];   // descending, beside ids
+  int have = 0;
+  for (int e = 0; e < n; e++) {
+    if (have == k && !(choice[e] > value[k - 1])) continue;
+    int at = have < k ? have++ : k - 1;
+    for (; at > 0 && choice[e] > value[at - 1]; at--) value[at] = value[at - 1], ids[at] = ids[at - 1];
+    value[at] = choice[e], ids[at] = e;
+  }
+  for (int i = 1; i < k; i++) {
+    int32_t id = ids[i];
+    int at = i;
+    for (; at > 0 && ids[at - 1] > id; at--) ids[at] = ids[at - 1];
+    ids[at] = id;
+  }
+}
+
 static void task_route(rk_plan *p, const rk_op *op, int i, int worker) {
   float *score = rk_work(p, worker), *choice = score + rk_pad((size_t)op->experts, 16), *group = choice + rk_pad((size_t)op->experts, 16);
   int experts = op->experts, per = experts / op->n_group;
@@ -32,17 +50,7 @@ static void task_route(rk_plan *p, const rk_op *op, int i, int worker) {
     }
     int32_t *ids = rk_irow(p, op->out, row);
     float *weights = (float *)(ids + op->topk);
-    for (int n = 0; n < op->topk; n++) {
-      int best = -1;
-      for (int e = 0; e < experts; e++) {
-        int taken = 0;
-        for (int k = 0; k < n && ids[k] <= e; k++) taken |= ids[k] == e;
-        if (!taken && (best < 0 || choice[e] > choice[best])) best = e;
-      }
-      int at = n;
-      for (; at > 0 && ids[at - 1] > best; at--) ids[at] = ids[at - 1];
-      ids[at] = best;
-    }
+    best_experts(choice, experts, op->topk, ids);
     float sum = 0;
     for (int n = 0; n < op->topk; n++) weights[n] = score[ids[n]], sum += weights[n];
     for (int n = 0; n < op->topk; n++) weights[n] = (op->norm ? weights[n] / (sum + 1e-20f) : weights[n]) * op->scale;
