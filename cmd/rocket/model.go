@@ -12,6 +12,7 @@ import (
 type modelCmd struct {
 	Inspect  modelInspect  `cmd:"" help:"Show what a model's folder holds, and check that it can be loaded."`
 	Quantize modelQuantize `cmd:"" help:"Make a quantised checkpoint of a BF16 one, family by family."`
+	Verify   modelVerify   `cmd:"" help:"Check that a quantised model is as good as the one it was made of; exit 1 if not."`
 }
 
 type modelInspect struct {

@@ -1,0 +1,187 @@
+package verify
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"go/parser"
+	"go/token"
+	"strings"
+
+	"rocket/engine/chat"
+	"rocket/engine/tokenizer"
+)
+
+// testCase is something that the small Go model can do, with a definite criterion. Prompts are what its training text
+// looks like: a file after its name, or a chat.
+type testCase struct {
+	name, what string
+	file       string         // a prompt that is the beginning of a file, or
+	messages   []chat.Message // a chat
+	limit      int            // tokens
+	stop       func(text string) bool
+	check      func(text string) error // of the generated text alone
+}
+
+// until stops behind a string.
+func until(s string) func(string) bool {
+	return func(text string) bool { return strings.Contains(text, s) }
+}
+
+// starts wants the generated text to go on with one of the given strings.
+func starts(want ...string) func(string) error {
+	return func(text string) error {
+		for _, w := range want {
+			if strings.HasPrefix(text, w) {
+				return nil
+			}
+		}
+		return fmt.Errorf("want it to begin with %q", want)
+	}
+}
+
+// fileParses wants a beginning and what was generated, up to the end of the first function, to be Go.
+func fileParses(before string, also func(text string) error) func(string) error {
+	return func(text string) error {
+		end := strings.Index(text, "\n}\n")
+		if end < 0 {
+			return errors.New("the function has no end")
+		}
+		if err := parses(before + text[:end+3]); err != nil {
+			return err
+		}
+		if also != nil {
+			return also(text[:end])
+		}
+		return nil
+	}
+}
+
+func parses(source string) error {
+	if !strings.HasPrefix(source, "package") && !strings.Contains(source, "\npackage ") {
+		source = "package p\n" + source
+	}
+	_, err := parser.ParseFile(token.NewFileSet(), "", source, parser.ParseComments)
+	return err
+}
+
+// declares wants a chat's answer to be Go that declares what was asked for.
+func declares(want string) func(string) error {
+	return func(text string) error {
+		if err := parses(text); err != nil {
+			return err
+		}
+		if !strings.Contains(text, want) {
+			return fmt.Errorf("want it to declare %q", want)
+		}
+		return nil
+	}
+}
+
+// The names that copying and retrieval are tried on: no file of the training text has them in this order.
+var rareNames = []string{"kestrel", "marlin", "osprey", "heron", "gannet", "curlew", "plover", "dunlin"}
+
+// copied is a list that a text holds twice, far apart.
+func nameList(n int) string {
+	var b strings.Builder
+	b.WriteString("var names = []string{\n")
+	for _, s := range rareNames[:n] {
+		fmt.Fprintf(&b, "\t%q,\n", s)
+	}
+	return b.String()
+}
+
+// cases makes the twelve cases; filler is Go source of at least farTokens tokens, none of it about them.
+func cases(filler string) []testCase {
+	const maxFunc = "// math/minmax.go\npackage math\n\n// Max returns the larger of a and b.\nfunc Max(a, b int) int {\n\tif a > b {\n\t\treturn a\n\t}\n\treturn"
+	const readFile = "// os/config.go\npackage config\n\nimport (\n\t\"fmt\"\n\t\"os\"\n)\n\n// Load reads the file at path.\nfunc Load(path string) ([]byte, error) {\n\tdata, err := os.ReadFile(path)\n\tif err != nil {\n\t\treturn"
+	const swap = "// sort/age.go\npackage sort\n\ntype byAge []Person\n\nfunc (x byAge) Len() int           { return len(x) }\nfunc (x byAge) Less(i, j int) bool { return x[i].Age < x[j].Age }\nfunc (x byAge) Swap(i, j int)      {"
+	const loop = "// strings/count.go\npackage strings\n\n// countByte counts the bytes of s that equal c.\nfunc countByte(s string, c byte) int {\n\tn := 0\n\tfor i := 0; i < len(s); i"
+	const lock = "// cache/cache.go\npackage cache\n\nimport \"sync\"\n\ntype Cache struct {\n\tmu sync.Mutex\n\tm  map[string]int\n}\n\n// Get returns the value of key.\nfunc (c *Cache) Get(key string) int {\n\tc.mu.Lock()\n\tdefer c.mu."
+	const stringer = "// color/color.go\npackage color\n\ntype Color int\n\nconst (\n\tRed Color = iota\n\tGreen\n)\n\n// String returns the name of the color.\nfunc (c Color) String() string {\n\tswitch c {\n\tcase Red:\n\t\treturn \"Red\"\n\tcase Green:\n\t\treturn \"Green\"\n"
+	const brackets = "// bytes/skip.go\npackage bytes\n\n// skipSpace returns b without its leading spaces.\nfunc skipSpace(b []byte) []byte {\n\tfor len(b) > 0 && (b[0] == ' ' || b[0] == '\\t') {\n"
+	target := "func stampOf(id int) string {\n\treturn fmt.Sprintf(\"stamp-%d\", id)\n}"
+	list := nameList(len(rareNames))
+	return []testCase{
+		{name: "max", what: "the other branch of Max", file: maxFunc, limit: 8, check: starts(" b\n")},
+		{name: "wrap-error", what: "an error path returns the error", file: readFile, limit: 24, stop: until("\n"),
+			check: func(text string) error {
+				if line, _, _ := strings.Cut(text, "\n"); !strings.HasPrefix(line, " nil, ") || !strings.Contains(line, "err") {
+					return errors.New("want it to return nil and the error")
+				}
+				return nil
+			}},
+		{name: "swap", what: "Swap of sort.Interface", file: swap, limit: 24, stop: until("\n"), check: starts(" x[i], x[j] = x[j], x[i] }")},
+		{name: "loop", what: "a counting loop and its end", file: loop, limit: 96, stop: until("\n}\n"), check: fileParses(loop, func(text string) error {
+			if !strings.HasPrefix(text, "++ {") {
+				return errors.New("want the loop to count up")
+			}
+			return nil
+		})},
+		{name: "unlock", what: "a mutex is unlocked", file: lock, limit: 8, check: starts("Unlock()")},
+		{name: "switch", what: "a switch over constants is closed and the function returns", file: stringer, limit: 96, stop: until("\n}\n"), check: fileParses(stringer, nil)},
+		{name: "brackets", what: "brackets balance", file: brackets, limit: 96, stop: until("\n}\n"), check: fileParses(brackets, nil)},
+		{name: "copy-4k", what: "a list is copied over 4k tokens", file: "// birds/a.go\npackage birds\n\n" + list + "}\n\n" + filler + "\n\n" + nameList(2), limit: 48, stop: until("}"),
+			check: starts(strings.TrimPrefix(list, nameList(2)))},
+		{name: "retrieval-4k", what: "a function is found again over 4k tokens", limit: 64,
+			messages: []chat.Message{{Role: "user", Content: "package birds\n\nimport \"fmt\"\n\n" + target + "\n\n" + filler + "\nRepeat stampOf from the file above."}}, check: starts(target)},
+		{name: "write-function", what: "a function asked for in a chat parses", limit: 160,
+			messages: []chat.Message{{Role: "user", Content: "Write func Min(a, b int) int in package math.\nMin returns the smaller of a and b."}}, check: declares("func Min(a, b int) int {")},
+		{name: "write-method", what: "a method asked for in a chat parses", limit: 160,
+			messages: []chat.Message{{Role: "user", Content: "Write func (s *Stack) Len() int in package stack.\nLen returns the number of elements in the stack."}}, check: declares("func (s *Stack) Len() int {")},
+		{name: "tool-call", what: "a question about a symbol becomes a call of the tool", limit: 64,
+			messages: []chat.Message{{Role: "system", Content: "You write Go. Tools: read(path, symbol)."}, {Role: "user", Content: "What does ParseHeader in net/wire/frame.go do?"}},
+			check: func(text string) error {
+				var call struct{ Tool, Path, Symbol string }
+				if err := json.Unmarshal([]byte(text), &call); err != nil {
+					return err
+				}
+				if call.Tool != "read" || call.Path != "net/wire/frame.go" || call.Symbol != "ParseHeader" {
+					return fmt.Errorf("the call is %+v", call)
+				}
+				return nil
+			}},
+	}
+}
+
+// farTokens is the distance of the cases that look back.
+const farTokens = 4096
+
+// documentStart is the token that begins every document of the training text.
+const documentStart = "<|endoftext|>"
+
+// document is a text as the model was trained on it.
+func document(tok *tokenizer.Tokenizer, text string) (ids []int32) {
+	if id, ok := tok.ID(documentStart); ok {
+		ids = append(ids, id)
+	}
+	return append(ids, tok.Encode(text)...)
+}
+
+// filler joins documents to at least farTokens tokens, and cuts at the end of a declaration.
+func filler(tok *tokenizer.Tokenizer, docs []string) (string, error) {
+	var b strings.Builder
+	for _, d := range docs {
+		for part := range strings.SplitAfterSeq(d, "\n}\n") {
+			if strings.HasPrefix(strings.TrimSpace(part), "//") && strings.Contains(part, "\npackage ") {
+				continue // a file's head: the text is to be one file
+			}
+			b.WriteString(part)
+			if b.Len() >= farTokens && len(tok.Encode(b.String())) >= farTokens {
+				return b.String(), nil
+			}
+		}
+	}
+	return "", fmt.Errorf("the held-out text has fewer than %d tokens", farTokens)
+}
+
+// prompt gives the tokens of a case.
+func (c testCase) prompt(tok *tokenizer.Tokenizer, template *chat.Template) ([]int32, error) {
+	if c.messages == nil {
+		return document(tok, c.file), nil
+	}
+	if template == nil {
+		return nil, chat.ErrNoTemplate
+	}
+	return template.Prompt(c.messages, true)
+}
