@@ -113,9 +113,14 @@ func run(c *console, args []string) (code int) {
 	return exitFailed
 }
 
+// errReported is an error that what is on standard output tells already.
+type errReported struct{ error }
+
+func (e errReported) Unwrap() error { return e.error }
+
 // fail prints an error: one line, or with --json an object on standard output.
 func (c *console) fail(err error) {
-	if c.json {
+	if _, said := errors.AsType[errReported](err); c.json && !said {
 		_ = c.print(map[string]any{"error": err.Error()}) // standard output is gone; the exit code remains
 	}
 	fmt.Fprintf(c.err, "rocket: %v\n", err)

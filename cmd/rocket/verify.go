@@ -84,15 +84,10 @@ func (v modelVerify) Run(c *console) error {
 		printReport(c, r)
 	}
 	if err == nil && len(r.Regressions) > 0 {
-		err = errRegressed(len(r.Regressions))
+		err = errReported{fmt.Errorf("%d regressions", len(r.Regressions))}
 	}
 	return err
 }
-
-// errRegressed makes the exit code 1 after a report that says what is wrong.
-type errRegressed int
-
-func (e errRegressed) Error() string { return fmt.Sprintf("%d regressions", int(e)) }
 
 func printReport(c *console, r verify.Report) {
 	c.say("cases           %d of %d", r.Passed, r.Total)

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -25,11 +23,5 @@ func TestVerifyCommandRefuses(t *testing.T) {
 		if code != tc.code || !strings.Contains(stderr, tc.want) || out != "" {
 			t.Errorf("%v: exit %d, %q, %q; want %d and %q", tc.args, code, stderr, out, tc.code, tc.want)
 		}
-	}
-	if err := os.WriteFile(filepath.Join(empty, "a.txt"), []byte("package p\n\nfunc f() {}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if code, _, stderr := rocket(t, "model", "verify", "--baseline", "nano", "--text", empty); code != 1 || !strings.Contains(stderr, "fewer than 4096 tokens") {
-		t.Errorf("a short text: exit %d, %q", code, stderr)
 	}
 }

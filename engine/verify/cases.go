@@ -78,32 +78,34 @@ func declares(want string) func(string) error {
 	}
 }
 
-// The names that copying and retrieval are tried on: no file of the training text has them in this order.
-var rareNames = []string{"kestrel", "marlin", "osprey", "heron", "gannet", "curlew", "plover", "dunlin"}
+// The entries that copying and retrieval are tried on: no file of the training text has them.
+var entries = []string{`"kestrel", 4711, newKestrel)`, `"marlin", 1207, newMarlin)`, `"osprey", 8822, newOsprey)`, `"heron", 3605, newHeron)`,
+	`"gannet", 9140, newGannet)`, `"curlew", 2768, newCurlew)`}
 
-// copied is a list that a text holds twice, far apart.
-func nameList(n int) string {
-	var b strings.Builder
-	b.WriteString("var names = []string{\n")
-	for _, s := range rareNames[:n] {
-		fmt.Fprintf(&b, "\t%q,\n", s)
+const entryCall = "\tregister("
+
+// table is the entries over and over, at least farTokens tokens of them, whole rounds.
+func table(tok *tokenizer.Tokenizer) string {
+	round := ""
+	for _, e := range entries {
+		round += entryCall + e + "\n"
 	}
-	return b.String()
+	n := farTokens/len(tok.Encode(round)) + 1
+	return "// birds/table.go\npackage birds\n\nfunc init() {\n" + strings.Repeat(round, n)
 }
 
-// cases makes the twelve cases; filler is Go source of at least farTokens tokens, none of it about them.
-func cases(filler string) []testCase {
-	const maxFunc = "// math/minmax.go\npackage math\n\n// Max returns the larger of a and b.\nfunc Max(a, b int) int {\n\tif a > b {\n\t\treturn a\n\t}\n\treturn"
+// cases makes the twelve cases.
+func cases(tok *tokenizer.Tokenizer) []testCase {
+	const maxFunc = "// math/minmax.go\npackage math\n\n// Min returns the smaller of x and y.\nfunc Min(x, y int) int {\n\tif x < y {\n\t\treturn x\n\t}\n\treturn y\n}\n\n// Max returns the larger of x and y.\nfunc Max(x, y int) int {\n\tif x > y {\n\t\treturn x\n\t}\n\treturn"
 	const readFile = "// os/config.go\npackage config\n\nimport (\n\t\"fmt\"\n\t\"os\"\n)\n\n// Load reads the file at path.\nfunc Load(path string) ([]byte, error) {\n\tdata, err := os.ReadFile(path)\n\tif err != nil {\n\t\treturn"
 	const swap = "// sort/age.go\npackage sort\n\ntype byAge []Person\n\nfunc (x byAge) Len() int           { return len(x) }\nfunc (x byAge) Less(i, j int) bool { return x[i].Age < x[j].Age }\nfunc (x byAge) Swap(i, j int)      {"
 	const loop = "// strings/count.go\npackage strings\n\n// countByte counts the bytes of s that equal c.\nfunc countByte(s string, c byte) int {\n\tn := 0\n\tfor i := 0; i < len(s); i"
-	const lock = "// cache/cache.go\npackage cache\n\nimport \"sync\"\n\ntype Cache struct {\n\tmu sync.Mutex\n\tm  map[string]int\n}\n\n// Get returns the value of key.\nfunc (c *Cache) Get(key string) int {\n\tc.mu.Lock()\n\tdefer c.mu."
-	const stringer = "// color/color.go\npackage color\n\ntype Color int\n\nconst (\n\tRed Color = iota\n\tGreen\n)\n\n// String returns the name of the color.\nfunc (c Color) String() string {\n\tswitch c {\n\tcase Red:\n\t\treturn \"Red\"\n\tcase Green:\n\t\treturn \"Green\"\n"
+	const lock = "// cache/cache.go\npackage cache\n\nimport \"sync\"\n\ntype Cache struct {\n\tmu sync.Mutex\n\tm  map[string]int\n}\n\n// Get returns the value of key.\nfunc (c *Cache) Get(key string) int {\n\tc.mu.Lock()\n\tdefer"
+	const color = "// color/color.go\npackage color\n\n// name returns the name of the color.\nfunc name(c int) string {\n\tswitch c {\n\tcase 0:\n\t\treturn \"red\"\n\tcase 1:\n\t\treturn \"green\"\n\tdefault:\n"
 	const brackets = "// bytes/skip.go\npackage bytes\n\n// skipSpace returns b without its leading spaces.\nfunc skipSpace(b []byte) []byte {\n\tfor len(b) > 0 && (b[0] == ' ' || b[0] == '\\t') {\n"
-	target := "func stampOf(id int) string {\n\treturn fmt.Sprintf(\"stamp-%d\", id)\n}"
-	list := nameList(len(rareNames))
+	far := table(tok)
 	return []testCase{
-		{name: "max", what: "the other branch of Max", file: maxFunc, limit: 8, check: starts(" b\n")},
+		{name: "max", what: "the other branch of Max", file: maxFunc, limit: 8, check: starts(" y\n")},
 		{name: "wrap-error", what: "an error path returns the error", file: readFile, limit: 24, stop: until("\n"),
 			check: func(text string) error {
 				if line, _, _ := strings.Cut(text, "\n"); !strings.HasPrefix(line, " nil, ") || !strings.Contains(line, "err") {
@@ -118,13 +120,13 @@ func cases(filler string) []testCase {
 			}
 			return nil
 		})},
-		{name: "unlock", what: "a mutex is unlocked", file: lock, limit: 8, check: starts("Unlock()")},
-		{name: "switch", what: "a switch over constants is closed and the function returns", file: stringer, limit: 96, stop: until("\n}\n"), check: fileParses(stringer, nil)},
+		{name: "unlock", what: "a mutex is unlocked", file: lock, limit: 8, check: starts(" c.mu.Unlock()\n")},
+		{name: "switch", what: "a switch is closed, and the function behind it", file: color, limit: 96, stop: until("\n}\n"), check: fileParses(color, nil)},
 		{name: "brackets", what: "brackets balance", file: brackets, limit: 96, stop: until("\n}\n"), check: fileParses(brackets, nil)},
-		{name: "copy-4k", what: "a list is copied over 4k tokens", file: "// birds/a.go\npackage birds\n\n" + list + "}\n\n" + filler + "\n\n" + nameList(2), limit: 48, stop: until("}"),
-			check: starts(strings.TrimPrefix(list, nameList(2)))},
-		{name: "retrieval-4k", what: "a function is found again over 4k tokens", limit: 64,
-			messages: []chat.Message{{Role: "user", Content: "package birds\n\nimport \"fmt\"\n\n" + target + "\n\n" + filler + "\nRepeat stampOf from the file above."}}, check: starts(target)},
+		{name: "copy-4k", what: "a table that repeats over 4k tokens goes on", file: far + entryCall + `"kestrel",`, limit: 48, stop: until(entries[1]),
+			check: starts(" 4711, newKestrel)\n" + entryCall + entries[1])},
+		{name: "retrieval-4k", what: "in such a table an entry out of turn is found by its key", file: far + entryCall + `"curlew",`, limit: 16, stop: until("\n"),
+			check: starts(" 2768, newCurlew)\n")},
 		{name: "write-function", what: "a function asked for in a chat parses", limit: 160,
 			messages: []chat.Message{{Role: "user", Content: "Write func Min(a, b int) int in package math.\nMin returns the smaller of a and b."}}, check: declares("func Min(a, b int) int {")},
 		{name: "write-method", what: "a method asked for in a chat parses", limit: 160,
@@ -144,7 +146,7 @@ func cases(filler string) []testCase {
 	}
 }
 
-// farTokens is the distance of the cases that look back.
+// farTokens is the context of the cases that look back, many times what sparse attention selects.
 const farTokens = 4096
 
 // documentStart is the token that begins every document of the training text.
@@ -156,23 +158,6 @@ func document(tok *tokenizer.Tokenizer, text string) (ids []int32) {
 		ids = append(ids, id)
 	}
 	return append(ids, tok.Encode(text)...)
-}
-
-// filler joins documents to at least farTokens tokens, and cuts at the end of a declaration.
-func filler(tok *tokenizer.Tokenizer, docs []string) (string, error) {
-	var b strings.Builder
-	for _, d := range docs {
-		for part := range strings.SplitAfterSeq(d, "\n}\n") {
-			if strings.HasPrefix(strings.TrimSpace(part), "//") && strings.Contains(part, "\npackage ") {
-				continue // a file's head: the text is to be one file
-			}
-			b.WriteString(part)
-			if b.Len() >= farTokens && len(tok.Encode(b.String())) >= farTokens {
-				return b.String(), nil
-			}
-		}
-	}
-	return "", fmt.Errorf("the held-out text has fewer than %d tokens", farTokens)
 }
 
 // prompt gives the tokens of a case.

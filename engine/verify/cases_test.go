@@ -7,10 +7,9 @@ import (
 
 	"rocket/engine/chat"
 	"rocket/engine/tokenizer"
-	"rocket/models/nano"
 )
 
-func nanoText(t *testing.T) (*tokenizer.Tokenizer, *chat.Template, string) {
+func nanoText(t *testing.T) (*tokenizer.Tokenizer, *chat.Template) {
 	t.Helper()
 	tok, err := tokenizer.Load(filepath.Join("../../models/nano", "tokenizer.json"))
 	if err != nil {
@@ -20,15 +19,7 @@ func nanoText(t *testing.T) (*tokenizer.Tokenizer, *chat.Template, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	docs, err := nano.HeldOut()
-	if err != nil {
-		t.Fatal(err)
-	}
-	far, err := filler(tok, docs)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return tok, template, far
+	return tok, template
 }
 
 // answers are what a good model writes, and what the case must refuse.
@@ -36,15 +27,15 @@ var answers = map[string]struct {
 	good string
 	bad  []string
 }{
-	"max":            {" b\n}\n", []string{" a\n}\n", "", " ba\n"}},
+	"max":            {" y\n}\n", []string{" x\n}\n", "", " yx\n"}},
 	"wrap-error":     {" nil, fmt.Errorf(\"read %s: %w\", path, err)\n", []string{" data, nil\n", " nil\n", ""}},
 	"swap":           {" x[i], x[j] = x[j], x[i] }\n", []string{" x[i] = x[j] }\n", ""}},
 	"loop":           {"++ {\n\t\tif s[i] == c {\n\t\t\tn++\n\t\t}\n\t}\n\treturn n\n}\n", []string{"++ {\n\t\tif s[i] == c {\n\t\t\tn++\n\t}\n\treturn n\n}\n", "-- {\n\t}\n\treturn n\n}\n", "++ {\n"}},
-	"unlock":         {"Unlock()\n", []string{"Lock()\n", ""}},
-	"switch":         {"\t}\n\treturn \"\"\n}\n", []string{"\treturn \"\"\n}\n", "\t}\n"}},
+	"unlock":         {" c.mu.Unlock()\n", []string{" c.mu.Lock()\n", ""}},
+	"switch":         {"\t\treturn \"blue\"\n\t}\n}\n", []string{"\treturn \"\"\n}\n", "\t}\n"}},
 	"brackets":       {"\t\tb = b[1:]\n\t}\n\treturn b\n}\n", []string{"\t\tb = b[1:]\n\treturn b\n}\n", "\t\tb = b[1:\n\t}\n\treturn b\n}\n"}},
-	"copy-4k":        {"\t\"osprey\",\n\t\"heron\",\n\t\"gannet\",\n\t\"curlew\",\n\t\"plover\",\n\t\"dunlin\",\n}", []string{"\t\"osprey\",\n}", "\t\"heron\",\n", ""}},
-	"retrieval-4k":   {"func stampOf(id int) string {\n\treturn fmt.Sprintf(\"stamp-%d\", id)\n}", []string{"func stampOf(id int) string {\n\treturn \"\"\n}", ""}},
+	"copy-4k":        {" 4711, newKestrel)\n\tregister(\"marlin\", 1207, newMarlin)\n", []string{" 4711, newKestrel)\n", " 1207, newMarlin)\n", ""}},
+	"retrieval-4k":   {" 2768, newCurlew)\n", []string{" 2768, newGannet)\n", " 4711, newKestrel)\n", ""}},
 	"write-function": {"func Min(a, b int) int {\n\tif a < b {\n\t\treturn a\n\t}\n\treturn b\n}", []string{"func Min(a, b int) int {\n\tif a < b {\n\t\treturn a\n", "func Max(a, b int) int {\n\treturn a\n}", ""}},
 	"write-method":   {"func (s *Stack) Len() int {\n\treturn len(s.items)\n}", []string{"func (s *Stack) Len() int {", "func Len() int {\n\treturn 0\n}"}},
 	"tool-call":      {`{"tool":"read","path":"net/wire/frame.go","symbol":"ParseHeader"}`, []string{`{"tool":"read","path":"net/wire/frame.go"}`, `{"tool":"read",`, "ParseHeader reads a header."}},
@@ -52,11 +43,8 @@ var answers = map[string]struct {
 
 // TestCases: every case takes a right answer, stops behind it, and refuses wrong ones; those that look far do.
 func TestCases(t *testing.T) {
-	tok, template, far := nanoText(t)
-	if n := len(tok.Encode(far)); n < farTokens || n > farTokens+512 {
-		t.Errorf("the filler has %d tokens", n)
-	}
-	all := cases(far)
+	tok, template := nanoText(t)
+	all := cases(tok)
 	if len(all) != 12 || len(answers) != 12 {
 		t.Fatalf("%d cases, %d answers", len(all), len(answers))
 	}

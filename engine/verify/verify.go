@@ -258,11 +258,7 @@ func (v *verification) family(ctx context.Context, f model.Family) (Measured, er
 
 // cases runs the fixed cases on both.
 func (v *verification) cases(ctx context.Context) error {
-	far, err := filler(v.tok, v.o.HeldOut)
-	if err != nil {
-		return err
-	}
-	for _, c := range cases(far) {
+	for _, c := range cases(v.tok) {
 		result := CaseResult{Name: c.name, What: c.what}
 		prompt, err := c.prompt(v.tok, v.template)
 		if err != nil {
