@@ -15,7 +15,7 @@ const (
 )
 
 // bound is what a channel of a kind may do. NVFP4 of every family moves the nano model's channels by at most 3.3 % in RMS
-// and 0.018 in their histograms; each bound is about three times that, and far from what a wrong scale or a swapped
+// and 0.02 in their histograms; each bound is about three times that, and far from what a wrong scale or a swapped
 // matrix does (a factor of two, or a histogram shifted by a bin).
 type bound struct{ ratio, tv float64 }
 
