@@ -344,16 +344,18 @@ func (e *Engine) finish(r *Run, reason string, err error) {
 	s.report()
 }
 
-// fault ends every run of a batch that the device refused; their timelines fall back to the tree.
+// fault ends every run of a batch that the device refused; their timelines fall back to the tree. What they hold is
+// let go of first: the step may have touched it, so it must not be published.
 func (e *Engine) fault(b *batch, err error) {
 	e.opts.Log.Error("device step failed", "error", err)
 	for _, s := range b.seqs {
-		if s.run != nil {
-			e.finish(s.run, FinishError, err)
-		}
 		e.behind = removeSeq(e.behind, s)
 		e.drop(s)
 		s.cold = true
+		if s.run != nil {
+			e.finish(s.run, FinishError, err)
+		}
+		s.report()
 	}
 }
 

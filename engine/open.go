@@ -40,6 +40,7 @@ func (e *Engine) Open(ctx context.Context, line []int32, opts OpenOptions) (*Seq
 		}
 	})
 	if err != nil {
+		e.Release(s)
 		return nil, Restored{}, err
 	}
 	return s, got, nil
