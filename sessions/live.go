@@ -259,7 +259,7 @@ func (s *session) coldStart(ctx context.Context, lazy bool) (engine.Restored, er
 	s.mu.Unlock()
 	if seq != nil {
 		r := seq.Residency()
-		return engine.Restored{Device: r.Device}, nil
+		return engine.Restored{Device: r.Device, Recomputed: max(0, len(line)-1-r.Device)}, nil // the rest is being prefilled
 	}
 	seq, got, err := s.m.eng.Open(ctx, line, engine.OpenOptions{Namespace: namespace(s.key.tenant), Lazy: lazy})
 	if err != nil {

@@ -125,7 +125,7 @@ func Open(ctx context.Context, opts Options) (*Manager, error) {
 		return nil, err
 	}
 	m.wg.Go(m.writer.loop)
-	if err := m.takeStock(ctx); err != nil {
+	if err := m.firstStock(ctx); err != nil {
 		m.Shutdown(ctx)
 		return nil, err
 	}

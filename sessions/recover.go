@@ -26,6 +26,37 @@ func (m *Manager) takeStock(ctx context.Context) error {
 	return m.startQueued(ctx)
 }
 
+// A server that was killed just now seems alive until Postgres has noticed that its connection is gone. Open looks
+// again this often and for this long while somebody else owns sessions; after that the keeper goes on looking.
+const (
+	killedWait = 2 * time.Second
+	killedLook = 50 * time.Millisecond
+)
+
+// firstStock is takeStock at the start: it waits a little for a server that may have been killed just now.
+func (m *Manager) firstStock(ctx context.Context) error {
+	look := time.NewTicker(killedLook)
+	defer look.Stop()
+	for until := time.Now().Add(killedWait); ; {
+		if err := m.takeStock(ctx); err != nil {
+			return err
+		}
+		var owned bool
+		err := m.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM sessions WHERE owner_server <> $1)`, m.me).Scan(&owned)
+		if err != nil {
+			return fmt.Errorf("look for other servers' sessions: %w", err)
+		}
+		if !owned || !time.Now().Before(until) {
+			return nil
+		}
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
 // takeOver raises the epoch of a dead server's sessions and sets them free.
 // Running turns are interrupted at their last committed token; queued ones
 // stay queued.
