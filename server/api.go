@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"strconv"
 	"strings"
 	"sync"
 	"unicode/utf8"
@@ -72,7 +73,36 @@ func unmarshalJSON(data []byte, v any) error {
 	if !utf8.Valid(data) {
 		return errors.New("not valid UTF-8")
 	}
+	if loneSurrogate(data) {
+		return errors.New("\\u escape of half a surrogate pair")
+	}
 	return json.Unmarshal(data, v)
+}
+
+// loneSurrogate finds an escape that is half a surrogate pair: it stands for no character, and the decoder would put
+// another one in its place.
+func loneSurrogate(data []byte) bool {
+	high := false // the escape just before was the first half of a pair
+	for i := 0; i < len(data); i++ {
+		if data[i] != '\\' || i+1 >= len(data) {
+			if high {
+				return true
+			}
+			continue
+		}
+		i++
+		var unit uint64
+		if data[i] == 'u' && i+4 < len(data) {
+			unit, _ = strconv.ParseUint(string(data[i+1:i+5]), 16, 16) // bad digits: the decoder says so
+			i += 4
+		}
+		low := unit >= 0xdc00 && unit < 0xe000
+		if high != low {
+			return true
+		}
+		high = unit >= 0xd800 && unit < 0xdc00
+	}
+	return high
 }
 
 // operation fills in what all our operations have in common.
@@ -244,9 +274,9 @@ var fields = []field{
 	{path: "TurnRequest.input", doc: "raw text, tokenised by itself; not together with messages"},
 	{path: "TurnRequest.max_tokens", min: 1, max: 1 << 30, def: sessions.MaxTokensDefault, doc: "tokens to generate at most"},
 	{path: "TurnRequest.temperature", min: 0, max: sessions.TemperatureMax, doc: "0 takes the likeliest token"},
-	{path: "TurnRequest.top_p", min: 0, max: 1, doc: "smallest set of tokens with this probability"},
+	{path: "TurnRequest.top_p", min: 0, max: 1, doc: "smallest set of tokens with this probability; more than 0"},
 	{path: "TurnRequest.top_k", min: 0, max: sessions.TopKMax, doc: "likeliest tokens only; 0: all"},
-	{path: "TurnRequest.seed", min: -1 << 63, max: 1<<63 - 1024, doc: "drawn and returned when absent; the same seed at the same offset gives the same tokens"},
+	{path: "TurnRequest.seed", min: 0, max: 1<<63 - 1024, doc: "drawn and returned when absent; the same seed at the same offset gives the same tokens"},
 	{path: "TurnRequest.stop", doc: "strings that end the turn; the text ends before them, their tokens stay on the line"},
 	{path: "TurnRequest.logprobs", min: 0, max: sessions.LogprobsMax, doc: "log probabilities of each token and of this many others"},
 	{path: "TurnRequest.ignore_eos", doc: "go on past end tokens"},

@@ -142,7 +142,7 @@ func (d *frameDecoder) decode(data []byte) (f frame, p *Problem) {
 		return f, codeProblem(codeMalformed, "frame: not valid UTF-8", "frame")
 	}
 	var parsed any
-	if err := json.Unmarshal(data, &parsed); err != nil {
+	if err := unmarshalJSON(data, &parsed); err != nil {
 		return f, codeProblem(codeMalformed, "frame: not JSON: "+err.Error(), "frame")
 	}
 	object, ok := parsed.(map[string]any)

@@ -140,6 +140,12 @@ func (s *Server) routes() error {
 	router := chi.NewMux()
 	router.Use(middleware.GetHead, s.observe, pageHeaders, allowHosts(s.opts.AllowedHosts), refuseCrossOrigin(), limitBody)
 	router.NotFound(func(w http.ResponseWriter, r *http.Request) {
+		// The dashboard has what the API has not; a catch-all route would hide the API's own 404 and 405.
+		page := r.Method == http.MethodGet || r.Method == http.MethodHead
+		if s.opts.Web != nil && page && !strings.HasPrefix(r.URL.Path, "/v1/") {
+			s.opts.Web.ServeHTTP(w, r)
+			return
+		}
 		writeProblem(w, codeProblem(codeNoRoute, fmt.Sprintf("there is no %s", r.URL.Path), ""))
 	})
 	router.MethodNotAllowed(func(w http.ResponseWriter, r *http.Request) {
@@ -159,10 +165,7 @@ func (s *Server) routes() error {
 	router.Get("/docs", s.serveDocs)
 	router.Get("/docs/style.css", s.serveStyle)
 	router.Method(http.MethodGet, "/metrics", s.metrics.handler())
-	if s.opts.Web != nil {
-		router.Method(http.MethodGet, "/*", s.opts.Web)
-		router.Method(http.MethodHead, "/*", s.opts.Web)
-	} else {
+	if s.opts.Web == nil {
 		router.Get("/", http.RedirectHandler("/docs", http.StatusFound).ServeHTTP)
 	}
 	s.handler = router
