@@ -48,7 +48,8 @@ func (e *Engine) mark(s *Seq, at int) (*Mark, error) {
 	if at > len(s.line) {
 		return nil, fmt.Errorf("fork at %d of a line of %d tokens: %w", at, len(s.line), ErrRange)
 	}
-	m := &Mark{At: at, Line: slices.Clone(s.line[:at]), e: e, ns: s.ns, fresh: s.fresh, slot: radix.None, cold: true}
+	// Lines share their memory: tokens are never changed, and the bound makes the first append copy.
+	m := &Mark{At: at, Line: s.line[:at:at], e: e, ns: s.ns, fresh: s.fresh, slot: radix.None, cold: true}
 	want := max(0, at-1)
 	e.pinState(m, s, want)
 	if m.cold {
@@ -109,7 +110,7 @@ func (e *Engine) attach(m *Mark) (*Seq, error) {
 	if m.dropped {
 		return nil, fmt.Errorf("fork from a mark that was dropped: %w", ErrClosed)
 	}
-	s := e.newSeq(m.ns, slices.Clone(m.Line))
+	s := e.newSeq(m.ns, m.Line)
 	s.fresh, s.lazy = m.fresh, true
 	if m.cold {
 		return s, nil
