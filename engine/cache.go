@@ -119,7 +119,9 @@ func (e *Engine) evict(victims []radix.Eviction) {
 	if e.host != nil {
 		var bytes int64
 		for _, v := range victims {
-			bytes += v.Bytes
+			if v.Host == 0 {
+				bytes += v.Bytes
+			}
 		}
 		if over := e.host.Bytes() + bytes - e.host.Max(); over > 0 {
 			e.dropHost(over)
@@ -229,8 +231,17 @@ func (e *Engine) preempt(s *Seq) {
 	e.stats.Preemptions++
 }
 
-// alone reports whether no other run holds anything that could be freed by waiting.
+// alone reports whether nobody else holds anything that could be freed by waiting: no other run, no detach, restore or
+// fork under way. The command that ends one of those wakes the loop.
 func (e *Engine) alone(r *Run) bool {
+	if e.detaching > 0 || len(e.marks) > 0 {
+		return false
+	}
+	for s := range e.seqs {
+		if s.moving {
+			return false
+		}
+	}
 	for _, other := range e.running {
 		if other != r && !other.seq.cold {
 			return false

@@ -24,6 +24,7 @@ func (e *Engine) Detach(ctx context.Context, s *Seq, _ Tier) (Residency, error) 
 	}
 	var res Residency
 	err = e.do(context.WithoutCancel(ctx), func() {
+		e.detaching--
 		for i, v := range job.victims {
 			if outcomes[i].err != nil {
 				e.forest.Keep(v)
@@ -52,6 +53,7 @@ func (e *Engine) beginDetach(s *Seq, job *detaching) error {
 		return ErrBusy
 	}
 	job.ns, job.line = s.ns, s.line
+	e.detaching++
 	e.park(s)
 	e.release(s)
 	if s.fresh || e.host == nil || len(job.line) == 0 {

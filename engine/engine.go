@@ -60,6 +60,7 @@ type Engine struct {
 	spacing        int // tokens between snapshots inside long prompts and answers, a multiple of a page
 	seqs           map[*Seq]struct{}
 	marks          map[*Mark]struct{}
+	detaching      int // detaches whose copies are under way
 	queue, running []*Run
 	behind         []*Seq // timelines filled behind Open
 	batch          batch

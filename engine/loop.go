@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -270,11 +271,19 @@ func (e *Engine) capture(s *Seq) {
 	}
 }
 
+var errNaN = errors.New("the model's logits are not numbers")
+
 // emit samples one token for r and ends the run where it must end.
 func (e *Engine) emit(r *Run, logits []float32) {
 	s := r.seq
 	pos := len(s.line)
 	id := r.sampler.pick(logits, pos)
+	if l := logits[id]; l != l { // a broken model or device: nothing that this state touches may be kept
+		e.drop(s)
+		s.cold = true
+		e.finish(r, FinishError, errNaN)
+		return
+	}
 	t := Token{ID: id}
 	if r.req.Logprobs >= 0 {
 		t.Logprob, t.Top = logprobs(logits, id, r.req.Logprobs)

@@ -3,7 +3,9 @@ package engine
 import (
 	"context"
 	"errors"
+	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"rocket/radix"
@@ -81,4 +83,40 @@ func TestFaultPublishesNothing(t *testing.T) {
 	if snaps != 0 {
 		t.Errorf("the state at %d, which the failed step may have touched, is in the tree", at)
 	}
+}
+
+// TestNaNLogitsEndTheRun: a broken device must not turn into text, nor its state into a snapshot.
+func TestNaNLogitsEndTheRun(t *testing.T) {
+	e := newTestEngine(t, 64, 32, nil)
+	line := randomLine(rand.New(rand.NewPCG(45, 46)), 50)
+	s, _ := open(t, e, line)
+	run, err := e.Start(t.Context(), s, TurnRequest{Line: line, MaxTokens: 1 << 20, IgnoreEOS: true, Logprobs: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for {
+		if toks, _ := run.Read(0); len(toks) > 0 {
+			break
+		}
+		<-run.Ready()
+	}
+	bad := make([]float32, e.opts.Model.Vocab())
+	for i := range bad {
+		bad[i] = float32(math.NaN())
+	}
+	if err := e.do(t.Context(), func() {
+		if s.run != nil {
+			e.emit(run, bad)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	ids, st := wait(t, run)
+	if !errors.Is(st.Err, errNaN) {
+		t.Fatalf("finish %q, error %v", st.Finish, st.Err)
+	}
+	whole := append(slices.Clone(line), ids...) // the line is good; it goes on from the tree or from nothing
+	got, _ := turn(t, e, s, whole, 3)
+	want, _ := cold(t, e, whole, 3)
+	sameLogits(t, "after a broken step", got, want, 3)
 }

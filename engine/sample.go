@@ -98,7 +98,7 @@ func byLogit(a, b candidate) int {
 // perturb is logit/T plus Gumbel noise: the argmax over tokens is a sample of the softmax at T.
 func (s *sampler) perturb(logit float32, pos int, id int32) float64 {
 	h := mix64(mix64(s.seed^0x9e3779b97f4a7c15) + uint64(pos)*0xbf58476d1ce4e5b9 + uint64(uint32(id))*0x94d049bb133111eb)
-	u := (float64(h>>11) + 0.5) / (1 << 53) // (0,1)
+	u := (float64(h>>12) + 0.5) / (1 << 52) // exact, so in (0,1) at both ends
 	return float64(logit)/float64(s.temperature) - math.Log(-math.Log(u))
 }
 
