@@ -17,12 +17,13 @@ const (
 	leaseRenew = 3 * time.Second
 
 	ttlSweepEvery  = time.Second
-	ttlSweepMax    = 100 // sessions closed in one sweep
+	ttlSweepMax    = 100                    // sessions closed in one sweep
+	ttlSessionWait = 500 * time.Millisecond // for one that is in use; a later sweep tries again
 	longSweepEvery = time.Minute
 )
 
 // keeper holds the connection that this server's life hangs on: the advisory
-// lock on it is what other servers look at. Only the keep goroutine, after
+// lock on it is what other servers look at. Only the keepAlive goroutine, after
 // Open.
 type keeper struct {
 	conn *pgxpool.Conn
@@ -47,11 +48,30 @@ func (m *Manager) register(ctx context.Context) error {
 	return nil
 }
 
-// keep renews the lease, takes over what dead servers had, closes sessions
-// whose time is up and sweeps what is old.
-func (m *Manager) keep() {
-	renew, ttl, long := time.NewTicker(leaseRenew), time.NewTicker(ttlSweepEvery), time.NewTicker(longSweepEvery)
+// keepAlive renews the lease and takes over what dead servers had. It does
+// nothing that can wait for a session: a lease that lapses loses all of them.
+func (m *Manager) keepAlive() {
+	renew := time.NewTicker(leaseRenew)
 	defer renew.Stop()
+	for {
+		select {
+		case <-m.ctx.Done():
+			return
+		case <-renew.C:
+		}
+		ctx, cancel := context.WithTimeout(m.ctx, leaseTime/2)
+		err := m.renew(ctx)
+		if err == nil {
+			err = m.takeStock(ctx)
+		}
+		cancel()
+		m.kept(err)
+	}
+}
+
+// keepHouse closes sessions whose time is up and sweeps what is old.
+func (m *Manager) keepHouse() {
+	ttl, long := time.NewTicker(ttlSweepEvery), time.NewTicker(longSweepEvery)
 	defer ttl.Stop()
 	defer long.Stop()
 	for {
@@ -61,19 +81,20 @@ func (m *Manager) keep() {
 		case <-m.ctx.Done():
 			cancel()
 			return
-		case <-renew.C:
-			if err = m.renew(ctx); err == nil {
-				err = m.takeStock(ctx)
-			}
 		case <-ttl.C:
 			err = m.closeExpired(ctx)
 		case <-long.C:
 			err = m.sweep(ctx)
 		}
 		cancel()
-		if err != nil && m.ctx.Err() == nil {
-			m.log.Warn("keep the ledger", "error", err)
-		}
+		m.kept(err)
+	}
+}
+
+// kept reports what went wrong; the next tick tries again.
+func (m *Manager) kept(err error) {
+	if err != nil && m.ctx.Err() == nil {
+		m.log.Warn("keep the ledger", "error", err)
 	}
 }
 
@@ -90,7 +111,8 @@ func (m *Manager) renew(ctx context.Context) error {
 	return m.register(ctx)
 }
 
-// dead lists the servers that hold neither a lease nor their lock.
+// dead lists the servers whose lease has run out or whose lock is free: a
+// server that was killed loses its lock with its connection.
 func (m *Manager) dead(ctx context.Context) ([]uuid.UUID, error) {
 	c := m.keeper.conn
 	if c == nil {
@@ -155,16 +177,20 @@ func (m *Manager) closeExpired(ctx context.Context) error {
 	if err := rows.Err(); err != nil {
 		return fmt.Errorf("find expired sessions: %w", err)
 	}
+	var failed error
 	for _, k := range keys {
 		// by the time it is held somebody may have used it
 		expired := func(x *row) bool {
 			return x.expires != nil && !time.Now().Before(*x.expires) && (x.state == StateIdle || x.state == StateDetached)
 		}
-		if _, err := m.closeSession(ctx, k.tenant, sessionID(k.id), noSave, expired); err != nil && ErrorCode(err) != CodeNotFound {
-			return fmt.Errorf("close expired session: %w", err)
+		limited, cancel := context.WithTimeout(ctx, ttlSessionWait)
+		_, err := m.closeSession(limited, k.tenant, sessionID(k.id), noSave, expired)
+		cancel()
+		if err != nil && ErrorCode(err) != CodeNotFound {
+			failed = errors.Join(failed, fmt.Errorf("close expired session %s: %w", sessionID(k.id), err)) // the others get their turn
 		}
 	}
-	return nil
+	return failed
 }
 
 // sweep drops expired idempotency keys, and sessions from memory that nobody

@@ -208,7 +208,7 @@ func (s *session) quiesce(ctx context.Context) error {
 		return ledgerError("wait for the ledger", err)
 	}
 	if err := s.alock.lock(ctx); err != nil {
-		s.wlock.unlock()
+		s.unlockRows()
 		return ledgerError("wait for the turn", err)
 	}
 	return nil
@@ -216,6 +216,12 @@ func (s *session) quiesce(ctx context.Context) error {
 
 func (s *session) release() {
 	s.alock.unlock()
+	s.unlockRows()
+}
+
+// unlockRows lets the writer at the session again, and lists it anew if the
+// writer passed it over meanwhile.
+func (s *session) unlockRows() {
 	s.wlock.unlock()
 	s.mu.Lock()
 	relist := s.relist

@@ -129,7 +129,8 @@ func Open(ctx context.Context, opts Options) (*Manager, error) {
 		m.Shutdown(ctx)
 		return nil, err
 	}
-	m.wg.Go(m.keep)
+	m.wg.Go(m.keepAlive)
+	m.wg.Go(m.keepHouse)
 	return m, nil
 }
 
