@@ -18,7 +18,7 @@ func (c *socket) write(ctx context.Context) error {
 		if err := c.writeReplies(); err != nil {
 			return err
 		}
-		busy, err := c.writeEvents(ctx, c.readySubs())
+		busy, err := c.writeEvents(ctx, c.readySubs)
 		if err != nil {
 			return err
 		}
@@ -55,7 +55,7 @@ func (c *socket) flush(ctx context.Context) error {
 		if err := c.writeReplies(); err != nil {
 			return err
 		}
-		busy, err := c.writeEvents(ctx, c.allSubs())
+		busy, err := c.writeEvents(ctx, c.allSubs)
 		if err != nil {
 			return err
 		}
@@ -80,12 +80,13 @@ func (c *socket) writeReplies() error {
 }
 
 // writeEvents reports whether some session still has events to send. Replies
-// that were queued before a session was subscribed to go first.
-func (c *socket) writeEvents(ctx context.Context, subs []*subscription) (busy bool, err error) {
+// that were queued before a session was subscribed to go first; only then is it
+// looked up which subscriptions there are, since a reply may end one.
+func (c *socket) writeEvents(ctx context.Context, subs func() []*subscription) (busy bool, err error) {
 	if err := c.writeReplies(); err != nil {
 		return false, err
 	}
-	for _, sub := range subs {
+	for _, sub := range subs() {
 		more, err := c.writeSome(ctx, sub)
 		if err != nil {
 			return false, err
