@@ -34,7 +34,7 @@ func (e *Engine) reserveState(j *restoring, m *radix.Match) error {
 		return nil
 	}
 	snap := m.Snapshot
-	j.snap, j.at = snap, snap.At
+	j.tail, j.at = snap.Tail, snap.At
 	partial := snap.At%radix.PageTokens != 0 && snap.At > m.Tokens // else a full page of the match holds those rows
 	if snap.Slot != radix.None {
 		e.slotIDs.Retain(snap.Slot)
@@ -62,7 +62,7 @@ func (e *Engine) reserveState(j *restoring, m *radix.Match) error {
 		}
 		j.copies = append(j.copies, c)
 		j.adopt = true
-		j.snap.Slot, j.snap.Tail = c.slot, c.page
+		j.tail = c.page
 	}
 	j.have = max(j.have, j.at)
 	j.hostTokens = hostTokens(m)
@@ -93,7 +93,7 @@ func (e *Engine) abandon(j *restoring) {
 		e.slotIDs.Release(j.slot)
 	}
 	e.forest.Unlock(&j.lock)
-	*j = restoring{slot: radix.None}
+	*j = *nothing("")
 }
 
 // adopt tells the tree about device copies that the restore made, so that others find them.
@@ -103,7 +103,7 @@ func (e *Engine) adopt(s *Seq, j *restoring) {
 	if err == nil {
 		e.canon = canon
 		if j.at > 0 {
-			_, err = e.forest.Publish(s.ns, s.line[:j.at], radix.Snapshot{At: j.at, Slot: j.snap.Slot, Tail: j.snap.Tail}, e.now())
+			_, err = e.forest.Publish(s.ns, s.line[:j.at], radix.Snapshot{At: j.at, Slot: j.slot, Tail: j.tail}, e.now())
 		}
 	}
 	if err != nil {
@@ -116,19 +116,30 @@ func (e *Engine) adopt(s *Seq, j *restoring) {
 
 // evict makes room on the device: victims go to the host while it has room, else they are dropped.
 func (e *Engine) evict(victims []radix.Eviction) {
-	if e.host != nil {
-		var bytes int64
-		for _, v := range victims {
-			if v.Host == 0 {
-				bytes += v.Bytes
-			}
-		}
-		if over := e.host.Bytes() + bytes - e.host.Max(); over > 0 {
-			e.dropHost(over)
-		}
-	}
+	e.hostRoom(victims)
 	for _, v := range victims {
 		e.settle(v, e.copyOut(v))
+	}
+	e.freeHost()
+}
+
+// hostRoom gives up host copies, oldest first, until the host has room for the victims that it has no copy of, or
+// nothing is left to give up.
+func (e *Engine) hostRoom(victims []radix.Eviction) {
+	if e.host == nil {
+		return
+	}
+	over := e.host.Bytes() - e.host.Max()
+	for _, v := range victims {
+		if v.Host == 0 {
+			over += v.Bytes
+		}
+	}
+	if over <= 0 {
+		return
+	}
+	for _, v := range e.forest.EvictHost(over, e.now()) {
+		e.forest.Dropped(v)
 	}
 	e.freeHost()
 }

@@ -60,24 +60,8 @@ func (e *Engine) beginDetach(s *Seq, job *detaching) error {
 		return nil
 	}
 	job.victims = e.forest.EvictPath(job.ns, job.line[:len(job.line)-1])
-	var bytes int64
-	for _, v := range job.victims {
-		if v.Host == 0 {
-			bytes += v.Bytes
-		}
-	}
-	if over := e.host.Bytes() + bytes - e.host.Max(); over > 0 {
-		e.dropHost(over)
-	}
+	e.hostRoom(job.victims)
 	return nil
-}
-
-// dropHost gives up host copies, oldest first, of at least the given bytes if there are as many.
-func (e *Engine) dropHost(bytes int64) {
-	for _, v := range e.forest.EvictHost(bytes, e.now()) {
-		e.forest.Dropped(v)
-	}
-	e.freeHost()
 }
 
 // residencyOf counts where a line's consumed tokens are now.

@@ -57,7 +57,8 @@ type Engine struct {
 	forest         *radix.Forest
 	layout         model.Layout
 	eos            []int32
-	spacing        int // tokens between snapshots inside long prompts and answers, a multiple of a page
+	tokenBytes     int64 // of all caches of one token
+	spacing        int   // tokens between snapshots inside long prompts and answers, a multiple of a page
 	seqs           map[*Seq]struct{}
 	marks          map[*Mark]struct{}
 	detaching      int // detaches whose copies are under way
@@ -88,8 +89,8 @@ func New(opts Options) (*Engine, error) {
 		pageIDs: radix.NewPool("page", nPages), slotIDs: radix.NewPool("state slot", nSlots),
 		seqs: map[*Seq]struct{}{}, marks: map[*Mark]struct{}{},
 	}
-	perToken := float64(layout.SlabBytes) / radix.PageTokens
-	e.spacing = max(1, int(float64(slotStride)/perToken+radix.PageTokens-1)/radix.PageTokens) * radix.PageTokens
+	e.tokenBytes = int64(layout.SlabBytes / radix.PageTokens)
+	e.spacing = radix.Spacing(slotStride, e.tokenBytes)
 	e.forest = radix.NewForest(e.pageIDs, e.slotIDs, radix.Options{PageBytes: pageStride, SlotBytes: slotStride})
 	if opts.HostBytes > 0 {
 		e.host = tier.NewHost(opts.HostBytes)

@@ -119,7 +119,6 @@ func (e *Engine) admit() {
 		e.running = append(e.running, r)
 		r.setPhase(Prefilling)
 	}
-	e.stats.QueueDepth, e.stats.Running = len(e.queue), len(e.running)
 }
 
 // batch is one step's work under construction. Slices are reused from step to step.
@@ -280,7 +279,6 @@ func (e *Engine) emit(r *Run, logits []float32) {
 	id := r.sampler.pick(logits, pos)
 	if l := logits[id]; l != l { // a broken model or device: nothing that this state touches may be kept
 		e.drop(s)
-		s.cold = true
 		e.finish(r, FinishError, errNaN)
 		return
 	}
@@ -360,7 +358,6 @@ func (e *Engine) fault(b *batch, err error) {
 	for _, s := range b.seqs {
 		e.behind = removeSeq(e.behind, s)
 		e.drop(s)
-		s.cold = true
 		if s.run != nil {
 			e.finish(s.run, FinishError, err)
 		}

@@ -31,10 +31,7 @@ func (e *Engine) Open(ctx context.Context, line []int32, opts OpenOptions) (*Seq
 	}
 	var got Restored
 	err := e.do(ctx, func() {
-		got = Restored{Device: s.consumed - s.fromHost, Host: s.fromHost, Recomputed: max(0, len(line)-1-s.consumed)}
-		if got.Recomputed > 0 {
-			got.ColdReason = s.coldReason
-		}
+		got = s.source(len(line))
 		if !s.lazy {
 			e.follow(s)
 		}
@@ -81,7 +78,7 @@ func (e *Engine) planCaptures(s *Seq) {
 		return
 	}
 	e.forest.Match(s.ns, s.line, &e.match)
-	points := radix.CapturePoints(s.consumed, len(s.line), e.match.Branch, nil, int64(e.layout.SlotStride), int64(e.layout.SlabBytes/radix.PageTokens))
+	points := radix.CapturePoints(s.consumed, len(s.line), e.match.Branch, nil, int64(e.layout.SlotStride), e.tokenBytes)
 	s.captures = slices.DeleteFunc(points, func(p int) bool { return p <= s.consumed || p >= len(s.line) })
 }
 
@@ -96,9 +93,14 @@ type restoring struct {
 	reason     string
 	lock       radix.Lock
 	copies     []hostCopy
-	adopt      bool // some device copies are new to the tree
-	snap       radix.Snapshot
+	adopt      bool  // some device copies are new to the tree
+	tail       int32 // the state's partial page as the tree should know it, or radix.None
 	err        error
+}
+
+// nothing is a restore that found nothing.
+func nothing(reason string) *restoring {
+	return &restoring{slot: radix.None, tail: radix.None, reason: reason}
 }
 
 // hostCopy brings one host blob to the device: a page's slab, or a state slot with its partial page.
@@ -134,7 +136,7 @@ func (e *Engine) endFetch(ctx context.Context, s *Seq, job *restoring) error {
 
 // restoreInLoop restores s for a step. It returns false when there is no room now.
 func (e *Engine) restoreInLoop(s *Seq, r *Run) bool {
-	// Room for the others' next tokens must remain, or the youngest would be restored only to be preempted again.
+	// Make room for the others' next tokens too, or the youngest is restored only to be preempted again.
 	if s.preempted && (e.pageIDs.Free() < len(e.running) || e.slotIDs.Free() < 1) {
 		e.evict(e.forest.EvictPages(len(e.running), e.now()))
 		e.evict(e.forest.EvictSlots(1, e.now()))
@@ -157,7 +159,7 @@ func (e *Engine) restoreInLoop(s *Seq, r *Run) bool {
 // beginRestore matches s's line and takes references to everything that will be used. It returns nil when there is no
 // room for what has to come from another tier.
 func (e *Engine) beginRestore(s *Seq) *restoring {
-	j := &restoring{slot: radix.None, snap: radix.Snapshot{Slot: radix.None, Tail: radix.None}}
+	j := nothing("")
 	if s.fresh || len(s.line) < 2 {
 		s.moving = true
 		return j
@@ -234,7 +236,7 @@ func (e *Engine) endRestore(s *Seq, j *restoring) {
 		e.abandon(j)
 		e.forest.ForgetHost(s.ns, s.line)
 		e.freeHost()
-		j = &restoring{slot: radix.None, reason: ColdCorrupt, snap: radix.Snapshot{Slot: radix.None, Tail: radix.None}}
+		j = nothing(ColdCorrupt)
 	}
 	if s.dead {
 		e.abandon(j)

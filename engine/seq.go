@@ -17,7 +17,6 @@ import (
 //	caches  [0 ............. have)           rows below have are not written again (replay after a hit)
 //	pages   one id a 128 tokens, covering [0, have) and what the next step writes
 type Seq struct {
-	e           *Engine
 	ns          string // cache namespace
 	fresh, lazy bool
 
@@ -56,22 +55,19 @@ func (s *Seq) report() {
 }
 
 func (e *Engine) newSeq(ns string, line []int32) *Seq {
-	s := &Seq{e: e, ns: ns, line: line, slot: radix.None, cold: true}
+	s := &Seq{ns: ns, line: line, slot: radix.None, cold: true}
 	s.report()
 	e.seqs[s] = struct{}{}
 	return s
 }
 
-// source tells where the consumed part of a line of n tokens came from, for a Run that starts now.
+// source tells where the consumed part of a line of n tokens came from, and how much of it is still to be computed.
 func (s *Seq) source(n int) Restored {
-	r := Restored{Device: s.consumed - min(s.fromHost, s.consumed), Host: min(s.fromHost, s.consumed), Recomputed: max(0, n-1-s.consumed)}
+	host := min(s.fromHost, s.consumed)
+	r := Restored{Device: s.consumed - host, Host: host, Recomputed: max(0, n-1-s.consumed)}
 	if r.Recomputed > 0 {
 		r.ColdReason = s.coldReason
-		if s.consumed > 0 && s.coldReason == "" {
-			r.ColdReason = ColdNew
-		}
 	}
-	s.fromHost, s.coldReason = 0, ""
 	return r
 }
 
@@ -180,8 +176,7 @@ func (e *Engine) publish(s *Seq) {
 	if s.consumed == 0 || s.cold || s.fresh || s.slot == radix.None || !e.insert(s) {
 		return
 	}
-	known := e.hasSnapshot(s)
-	if !known {
+	if !e.hasSnapshot(s) {
 		snap := radix.Snapshot{At: s.consumed, Slot: s.slot, Tail: radix.None}
 		if s.consumed%radix.PageTokens != 0 {
 			tail, err := e.ownTail(s)
@@ -248,11 +243,10 @@ func (e *Engine) park(s *Seq) {
 	}
 	e.publish(s)
 	e.drop(s)
-	s.cold = true
 	s.report()
 }
 
-// drop lets go of s's pages, slot and lock, without publishing.
+// drop lets go of s's pages, slot and lock, without publishing. s is cold.
 func (e *Engine) drop(s *Seq) {
 	for _, id := range s.pages {
 		e.pageIDs.Release(id)
@@ -262,7 +256,7 @@ func (e *Engine) drop(s *Seq) {
 	}
 	e.forest.Unlock(&s.lock)
 	s.pages, s.slot, s.consumed, s.have, s.captures = nil, radix.None, 0, 0, nil
-	s.lastCapture, s.inserted = 0, 0
+	s.lastCapture, s.inserted, s.cold = 0, 0, true
 }
 
 // now is the tree's clock: milliseconds since the engine started would do, nanoseconds are as cheap.

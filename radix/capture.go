@@ -30,7 +30,7 @@ func CapturePoints(start, prompt, branch int, marks []int, bytesPerSnapshot, byt
 	for _, m := range marks {
 		add(m)
 	}
-	spacing := max(PageTokens, floorPage(int(bytesPerSnapshot/max(bytesPerToken, 1))))
+	spacing := Spacing(bytesPerSnapshot, bytesPerToken)
 	for back := spacing; ; back *= 2 {
 		p := (end - back) / spacing * spacing
 		if p < start+spacing { // a replay from start costs no more than the snapshot
@@ -40,6 +40,12 @@ func CapturePoints(start, prompt, branch int, marks []int, bytesPerSnapshot, byt
 	}
 	slices.Sort(out)
 	return slices.Compact(out)
+}
+
+// Spacing is the distance of snapshots inside long lines: as many tokens as weigh
+// the same as a snapshot, in whole pages, one at least.
+func Spacing(bytesPerSnapshot, bytesPerToken int64) int {
+	return max(PageTokens, floorPage(int(bytesPerSnapshot/max(bytesPerToken, 1))))
 }
 
 func floorPage(n int) int { return n / PageTokens * PageTokens }
