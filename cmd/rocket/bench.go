@@ -48,12 +48,8 @@ func (f benchFlags) loadRandom(c *console, log *slog.Logger, l *loaded) (err err
 	if l.device, err = kernels.Open("auto", f.Threads); err != nil {
 		return fmt.Errorf("open the device: %w", err)
 	}
-	class := kernels.ClassBF16
-	if f.Class == "f32" {
-		class = kernels.ClassF32
-	}
 	update, done := c.progress("making " + l.name)
-	l.model, err = model.Random(l.device, model.BenchConfig(), model.Options{Class: class, Progress: update}, 1)
+	l.model, err = model.Random(l.device, model.BenchConfig(), model.Options{Class: numericClass(f.Class), Progress: update}, 1)
 	done()
 	if err != nil {
 		return err

@@ -79,6 +79,14 @@ func (l *loaded) close() {
 	}
 }
 
+// numericClass is what a --class flag names.
+func numericClass(flag string) kernels.Class {
+	if flag == "f32" {
+		return kernels.ClassF32
+	}
+	return kernels.ClassBF16
+}
+
 // load loads the model and starts the engine.
 func (f engineFlags) load(c *console, log *slog.Logger) (*loaded, error) {
 	if f.Threads < 0 {
@@ -109,12 +117,8 @@ func (f engineFlags) loadInto(c *console, log *slog.Logger, l *loaded) (err erro
 	if l.device, err = kernels.Open("auto", f.Threads); err != nil {
 		return fmt.Errorf("open the device: %w", err)
 	}
-	class := kernels.ClassBF16
-	if f.Class == "f32" {
-		class = kernels.ClassF32
-	}
 	update, done := c.progress("loading " + name)
-	l.model, err = model.Load(l.device, dir, model.Options{Class: class, Progress: update})
+	l.model, err = model.Load(l.device, dir, model.Options{Class: numericClass(f.Class), Progress: update})
 	done()
 	if err != nil {
 		return err

@@ -68,12 +68,8 @@ func (v modelVerify) Run(c *console) error {
 		return fmt.Errorf("open the device: %w", err)
 	}
 	defer dev.Close()
-	class := kernels.ClassBF16
-	if v.Class == "f32" {
-		class = kernels.ClassF32
-	}
 	update, done := c.progress("verifying " + name)
-	r, err := verify.Run(c.ctx, verify.Options{Device: dev, Baseline: base, Candidate: cand, Class: class, HeldOut: docs, SkipFamilies: !v.Families, Progress: update})
+	r, err := verify.Run(c.ctx, verify.Options{Device: dev, Baseline: base, Candidate: cand, Class: numericClass(v.Class), HeldOut: docs, SkipFamilies: !v.Families, Progress: update})
 	done()
 	if err != nil {
 		return err
