@@ -183,6 +183,16 @@ test("detach and resume, and where the bytes are", async () => {
   await page.getByText(/moves is back: .* 0 recomputed/).waitFor();
 });
 
+test("a turn shorter than a frame is told too", async () => {
+  await page.addInitScript(() => {
+    window.requestAnimationFrame = (draw) => window.setTimeout(() => draw(performance.now()), 1500);
+  });
+  await page.reload();
+  await newSession("short", "package main\n");
+  await send("\nfunc", 1, { ignoreEos: true });
+  await expect.poll(() => progress().innerText(), { timeout: 30_000 }).toBe("ended: length");
+});
+
 test("a closed session takes no turns and no forks; a deleted one is gone", async () => {
   await newSession("ends", "package main\n");
   await button("Close").click();

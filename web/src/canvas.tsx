@@ -221,6 +221,7 @@ export function TreeCanvas() {
     };
   }, []);
 
+  treeVersion.value; // the tip and the count below change with it
   const session = tip ? forest.get(tip.id) : null;
   return (
     <section class="canvas-pane" aria-label="Tree picture">

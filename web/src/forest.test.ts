@@ -53,6 +53,27 @@ test("an older answer does not undo a newer one", () => {
   expect(forest.get("a")?.state).toBe("idle");
 });
 
+test("an answer that was on its way does not bring a deleted session back", () => {
+  forest.put(session("a"));
+  forest.put(session("b", "a"));
+  forest.remove("a");
+  forest.put(session("a", null, { last_seq: 9 }));
+  expect(forest.get("a")).toBeNull();
+  forest.remove("b");
+  forest.put(session("b", "a"));
+  forest.remove("never seen");
+  forest.put(session("never seen"));
+  expect(ids()).toEqual([]);
+});
+
+test("what a list left out may come back", () => {
+  forest.put(session("old"));
+  forest.replace([session("new")], forest.version);
+  expect(ids()).toEqual(["new"]);
+  forest.put(session("old", null, { last_seq: 3 }));
+  expect(ids()).toEqual(["old", "new"]);
+});
+
 test("only the shape of the tree raises structure", () => {
   forest.put(session("a"));
   const before = forest.structure;

@@ -21,7 +21,7 @@ export class Forest {
   readonly nodes = new Map<string, Node>();
   structure = 0;
   version = 0;
-  private readonly removed = new Map<string, number>(); // id, and the version at which it went
+  private readonly removed = new Set<string>(); // ids are never used again, so these never come back
 
   get(id: string): Session | null {
     return this.nodes.get(id)?.session ?? null;
@@ -34,8 +34,9 @@ export class Forest {
     return n;
   }
 
-  /** Adds or replaces a session. An answer older than what is known is dropped. */
+  /** Adds or replaces a session. An answer older than what is known, its deletion too, is dropped. */
   put(session: Session): void {
+    if (this.removed.has(session.id)) return;
     let node = this.nodes.get(session.id);
     if (node?.session && older(session, node.session)) return;
     this.version++;
@@ -48,7 +49,6 @@ export class Forest {
     }
     node.session = session;
     node.put = this.version;
-    this.removed.delete(session.id);
     this.attach(node, session.parent_id, session.root_id);
   }
 
@@ -88,28 +88,29 @@ export class Forest {
 
   /** A deleted session; while it has children its place stays as a ghost. */
   remove(id: string): void {
+    this.removed.add(id);
+    this.hide(id);
+  }
+
+  private hide(id: string): void {
     const node = this.nodes.get(id);
-    if (!node) return;
+    if (!node?.session) return;
     this.version++;
     this.structure++;
-    this.removed.set(id, this.version);
     node.session = null;
     this.prune(node);
   }
 
   /**
-   * Takes in a fresh list of all sessions that was asked for when `version` was `since`. What came or went
-   * after that the list may not know: it stays as it is.
+   * Takes in a fresh list of all sessions that was asked for when `version` was `since`. What came after
+   * that the list may not know: it stays as it is.
    */
   replace(sessions: Session[], since: number): void {
     const listed = new Set(sessions.map((s) => s.id));
-    for (const s of sessions) {
-      if ((this.removed.get(s.id) ?? -1) <= since) this.put(s);
-    }
+    for (const s of sessions) this.put(s);
     for (const node of [...this.nodes.values()]) {
-      if (node.session && !listed.has(node.id) && node.put <= since) this.remove(node.id);
+      if (node.session && !listed.has(node.id) && node.put <= since) this.hide(node.id);
     }
-    for (const [id, at] of this.removed) if (at <= since) this.removed.delete(id);
   }
 
   /** Roots, newest first. */

@@ -176,6 +176,8 @@ function summary(u: Usage): string {
 
 /** How the turn goes, said politely when it changes; the text itself is not read out token by token. */
 function Progress({ follower, running }: { follower: Follower; running: boolean }) {
+  // A component that reads a signal is drawn anew by its own signals and properties only, not with its parent.
+  follower.version.value;
   const { line } = follower;
   const lost = follower.state.value === "lost";
   return (
