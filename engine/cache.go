@@ -184,7 +184,7 @@ func (e *Engine) settle(v radix.Eviction, o outcome) {
 	if o.err != nil {
 		e.forest.Dropped(v)
 	} else {
-		e.forest.Demoted(v, o.handle)
+		e.forest.Demoted(v, radix.Host, o.handle)
 	}
 	if v.Slot != radix.None {
 		e.stats.EvictedSnapshots++
@@ -198,7 +198,7 @@ func (e *Engine) freeHost() {
 	if e.host == nil {
 		return
 	}
-	for _, h := range e.forest.TakeFreed(nil) {
+	for _, h := range e.forest.TakeFreed(radix.Host, nil) {
 		if err := e.host.Drop(h); err != nil {
 			e.opts.Log.Error("drop host blob failed", "error", err)
 		}

@@ -29,7 +29,7 @@ func (e *Engine) Detach(ctx context.Context, s *Seq, _ Tier) (Residency, error) 
 			if outcomes[i].err != nil {
 				e.forest.Keep(v)
 			} else {
-				e.forest.Demoted(v, outcomes[i].handle)
+				e.forest.Demoted(v, radix.Host, outcomes[i].handle)
 			}
 		}
 		e.freeHost()
@@ -59,7 +59,7 @@ func (e *Engine) beginDetach(s *Seq, job *detaching) error {
 	if s.fresh || e.host == nil || len(job.line) == 0 {
 		return nil
 	}
-	job.victims = e.forest.EvictPath(job.ns, job.line[:len(job.line)-1])
+	job.victims = e.forest.EvictPath(job.ns, job.line[:len(job.line)-1], radix.Device)
 	e.hostRoom(job.victims)
 	return nil
 }

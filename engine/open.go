@@ -234,7 +234,7 @@ func (e *Engine) endRestore(s *Seq, j *restoring) {
 	if j.err != nil {
 		e.opts.Log.Warn("restore from host failed, recomputing", "error", j.err)
 		e.abandon(j)
-		e.forest.ForgetHost(s.ns, s.line)
+		e.forest.ForgetStored(s.ns, s.line)
 		e.freeHost()
 		j = nothing(ColdCorrupt)
 	}

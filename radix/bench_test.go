@@ -129,7 +129,7 @@ func BenchmarkInsertAndEvict(b *testing.B) {
 		for _, id := range t.ids {
 			t.pages.Release(id)
 		}
-		evs := t.f.EvictPath("k", l)
+		evs := t.f.EvictPath("k", l, Device)
 		if len(evs) != 1024/PageTokens {
 			b.Fatalf("put away %d pages", len(evs))
 		}

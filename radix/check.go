@@ -10,7 +10,7 @@ type audit struct {
 	f       *Forest
 	pages   map[int32]int // references the forest holds, by page
 	slots   map[int32]int
-	handles map[int64]bool
+	handles [tiers]map[int64]bool
 	queued  [tiers]int
 	snaps   int
 	stats   Stats
@@ -19,12 +19,9 @@ type audit struct {
 // Check walks everything and returns the first broken invariant. Tests call it
 // after every step, the engine when it is idle; its cost is one pass.
 func (f *Forest) Check() error {
-	a := &audit{f: f, pages: map[int32]int{}, slots: map[int32]int{}, handles: map[int64]bool{}}
-	if len(f.roots) != len(f.keys) {
-		return fmt.Errorf("radix: %d roots, %d keys", len(f.roots), len(f.keys))
-	}
+	a := &audit{f: f, pages: map[int32]int{}, slots: map[int32]int{}, handles: [tiers]map[int64]bool{Host: {}, Disk: {}}}
 	for key, root := range f.roots {
-		if f.keys[root] != key || root.parent != nil || root.depth != 0 || root.tokens != nil || root.dev >= 0 || root.host != 0 {
+		if root.tree.key != key || root.parent != nil || root.depth != 0 || root.tokens != nil || root.dev >= 0 || root.elsewhere(Device) {
 			return fmt.Errorf("radix: root %q is no root", key)
 		}
 		if len(root.kids) == 0 && len(root.snaps) == 0 && root.locks == 0 {
@@ -40,31 +37,35 @@ func (f *Forest) Check() error {
 		}
 	}
 	for _, o := range f.orphans {
-		if err := a.hold(o.page, o.slot, o.host); err != nil {
+		if err := a.hold(o.page, o.slot, o.low); err != nil {
 			return fmt.Errorf("radix: eviction in flight: %w", err)
 		}
 	}
-	for _, h := range f.freed {
-		if a.handles[h] {
-			return fmt.Errorf("radix: host handle %d is freed and in use", h)
+	for t := Host; t < tiers; t++ {
+		for _, h := range f.freed[t] {
+			if a.handles[t][h] {
+				return fmt.Errorf("radix: %s handle %d is freed and in use", t, h)
+			}
+			a.handles[t][h] = true
 		}
-		a.handles[h] = true
 	}
 	return a.totals()
 }
 
-func (a *audit) hold(page, slot int32, host int64) error {
+func (a *audit) hold(page, slot int32, low [tiers]int64) error {
 	if page >= 0 {
 		a.pages[page]++
 	}
 	if slot >= 0 {
 		a.slots[slot]++
 	}
-	if host != 0 {
-		if a.handles[host] {
-			return fmt.Errorf("host handle %d is named twice", host)
+	for t := Host; t < tiers; t++ {
+		if h := low[t]; h != 0 {
+			if a.handles[t][h] {
+				return fmt.Errorf("%s handle %d is named twice", t, h)
+			}
+			a.handles[t][h] = true
 		}
-		a.handles[host] = true
 	}
 	return nil
 }
@@ -75,11 +76,11 @@ func (a *audit) node(n *node) error {
 	locked := int32(0)
 	for i, k := range n.kids {
 		switch {
-		case k.parent != n || k.depth != n.depth+1 || k.gone || k.tokens == nil:
+		case k.parent != n || k.depth != n.depth+1 || k.gone || k.tokens == nil || k.tree != n.tree:
 			return fmt.Errorf("child %d is not linked right", i)
 		case i > 0 && slices.Compare(n.kids[i-1].tokens[:], k.tokens[:]) >= 0:
 			return fmt.Errorf("children %d and %d do not differ or are out of order", i-1, i)
-		case k.dev < 0 && k.host == 0:
+		case k.dev < 0 && !k.elsewhere(Device):
 			return fmt.Errorf("child %d is on no tier", i)
 		}
 		if k.locks > 0 {
@@ -116,8 +117,10 @@ func (a *audit) node(n *node) error {
 			return fmt.Errorf("device page %d has another owner", n.dev)
 		}
 	}
-	if n.host != 0 {
-		a.stats.Pages[Host]++
+	for t := Host; t < tiers; t++ {
+		if n.on(t) {
+			a.stats.Pages[t]++
+		}
 	}
 	for i, s := range n.snaps {
 		if err := a.snap(n, s); err != nil {
@@ -127,7 +130,7 @@ func (a *audit) node(n *node) error {
 			return fmt.Errorf("snapshots %d and %d do not differ or are out of order", i-1, i)
 		}
 	}
-	return a.hold(n.dev, None, n.host)
+	return a.hold(n.dev, None, n.low)
 }
 
 func (a *audit) snap(n *node, s *snap) error {
@@ -136,7 +139,7 @@ func (a *audit) snap(n *node, s *snap) error {
 		return fmt.Errorf("not linked right")
 	case s.At < 1 || s.At/PageTokens != int(n.depth) || len(s.TailTokens) != s.At%PageTokens:
 		return fmt.Errorf("hangs at page edge %d with a tail of %d", n.end(), len(s.TailTokens))
-	case s.Slot < 0 && s.Host == 0:
+	case s.Slot < 0 && !s.elsewhere(Device):
 		return fmt.Errorf("is on no tier")
 	case (s.Tail >= 0) != (s.Slot >= 0 && len(s.TailTokens) > 0):
 		return fmt.Errorf("slot %d, tail page %d", s.Slot, s.Tail)
@@ -156,7 +159,7 @@ func (a *audit) snap(n *node, s *snap) error {
 	if s.Slot >= 0 && s.locks > 0 {
 		a.stats.LockedSnapshots++
 	}
-	return a.hold(s.Tail, s.Slot, s.Host)
+	return a.hold(s.Tail, s.Slot, [tiers]int64{Host: s.Host, Disk: s.Disk})
 }
 
 func (a *audit) totals() error {

@@ -11,7 +11,7 @@
 // tenant salt). A node is one full page, its tokens compared as a whole:
 // siblings may share up to 127 first tokens. Because a node is a page, a run of
 // pages is a chain of nodes, and no edge is ever split or merged. A page is on
-// the device (a page id), on the host (a handle), or both. Snapshots hang on
+// the device (a page id), on the host or the disk (handles), or on several. Snapshots hang on
 // the node where their last full page ends: at the page edge itself, or past it
 // with a partial page (an exact tail, matched only as a whole).
 //
@@ -35,30 +35,36 @@
 // Room is made in two steps, so that the bytes can be copied in between, off
 // the loop if need be:
 //
-//	for _, ev := range f.EvictPages(n, now) { // or EvictSlots, EvictHost, EvictPath
-//		f.Demoted(ev, handle)             // copied to the host; or
+//	for _, ev := range f.EvictPages(n, now) { // or EvictSlots, EvictHost, EvictDisk, EvictPath
+//		f.Demoted(ev, Host, handle)       // copied to a slower tier; or
 //		f.Dropped(ev)                     // not worth a copy, or no room; or
 //		f.Keep(ev)                        // the copy failed
 //	}
-//	for _, h := range f.TakeFreed(nil) { ... } // host handles that nobody names any more
+//	for _, h := range f.TakeFreed(Host, nil) { ... } // handles that nobody names any more
+//
+// After a restart the index comes back from the records on the disk: Restore for
+// pages, parents first, and Publish for snapshots.
 //
 // # Who owns what
 //
 // The tree holds one reference of its own in the Pool for every device page,
 // tail page and slot that it names; Insert and Publish retain what they keep
-// and never consume the caller's reference. A host handle given to Publish or
-// Demoted belongs to the tree. Every handle that the tree lets go of comes out
+// and never consume the caller's reference. A handle given to Publish, Demoted or
+// Restore belongs to the tree. Handles of two tiers have nothing to do with each
+// other. Every handle that the tree lets go of comes out
 // of TakeFreed exactly once. While an eviction is in flight its references stay
 // held, also if its page is dropped with an ancestor meanwhile.
 //
 // # Invariants (Forest.Check verifies them)
 //
-//   - Every page is on the device, on the host or both; a page's ancestors are
-//     all present. So what Match walks is contiguous from token 0.
+//   - Every page is on a tier at least, and so are all its ancestors, if not on
+//     the same one. So what Match walks is contiguous from token 0.
+//   - A copy leaves a tier only where a faster tier has one too, or where nobody
+//     uses it and nothing below it is on that tier or a faster one.
 //   - What Insert keeps, Match finds, by the same walk and the same comparison.
 //   - A snapshot's position is floor(At/128) pages deep, its tail is At%128
 //     tokens, and it is whole on at least one tier: a slot, a tail page where
-//     there is a tail, or a host handle.
+//     there is a tail, or a handle.
 //   - Two siblings differ; two snapshots of one node differ in their tails.
 //   - A dropped snapshot hides nothing: deeper snapshots stay usable, and pages
 //     without a snapshot stay to plan the next one (Match.Branch).

@@ -9,7 +9,7 @@ import (
 
 // Dump renders all trees, for golden tests and for people. Pages that follow
 // each other without a branch or a snapshot share a line; a page is a device id,
-// "h" and a host handle, or both; "*" marks an entry that is locked, "!" one
+// "h" and a host handle, "d" and a disk handle, joined by "+"; "*" marks an entry that is locked, "!" one
 // whose eviction is in flight. Only branches indent.
 //
 //	key
@@ -59,14 +59,17 @@ func dumpRun(b *strings.Builder, n *node, indent int) *node {
 	fmt.Fprintf(b, "%*s[%d,%d)", 2*indent, "", n.end()-PageTokens, end.end())
 	for _, m := range slices.Backward(run) {
 		b.WriteByte(' ')
+		joint := ""
 		if m.dev >= 0 {
 			fmt.Fprint(b, m.dev)
+			joint = "+"
 		}
-		if m.dev >= 0 && m.host != 0 {
-			b.WriteByte('+')
+		if m.low[Host] != 0 {
+			fmt.Fprintf(b, "%sh%d", joint, m.low[Host])
+			joint = "+"
 		}
-		if m.host != 0 {
-			fmt.Fprintf(b, "h%d", m.host)
+		if m.low[Disk] != 0 {
+			fmt.Fprintf(b, "%sd%d", joint, m.low[Disk])
 		}
 		dumpMarks(b, m.locks, m.ticket)
 	}
@@ -84,6 +87,9 @@ func dumpSnap(b *strings.Builder, s *snap, indent int) {
 	}
 	if s.Host != 0 {
 		fmt.Fprintf(b, " h%d", s.Host)
+	}
+	if s.Disk != 0 {
+		fmt.Fprintf(b, " d%d", s.Disk)
 	}
 	dumpMarks(b, s.locks, s.ticket)
 	fmt.Fprintf(b, " last %d\n", s.last)

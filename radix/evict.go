@@ -14,18 +14,38 @@ type Eviction struct {
 	At       int   // consumed tokens: a page's end, a snapshot's position
 	Page     int32 // device page id; of a snapshot, its tail page; or None
 	Slot     int32 // a snapshot's device slot, or None
-	Host     int64 // the handle, if the bytes are on the host already: no copy needed
+	Host     int64 // the handles, if the bytes are there: no copy needed
+	Disk     int64
 	Bytes    int64 // what leaves the tier
 
+	MTPValidFrom int // of a snapshot
+
 	ticket uint64
-	node   *node
+	node   *node // the page, or the one that the snapshot hangs on
 	snap   *snap
+}
+
+// Key is the namespace key of the entry. Key and Line read only what never
+// changes: they may be called off the loop while the eviction is in flight.
+func (ev *Eviction) Key() string { return ev.node.tree.key }
+
+// Line appends all tokens [0, At) of the entry.
+func (ev *Eviction) Line(dst []int32) []int32 {
+	from := len(dst)
+	dst = slices.Grow(dst, ev.At)[:from+ev.At]
+	for n := ev.node; n.parent != nil; n = n.parent {
+		copy(dst[from+n.end()-PageTokens:], n.tokens[:])
+	}
+	if ev.snap != nil {
+		copy(dst[from+ev.node.end():], ev.snap.TailTokens)
+	}
+	return dst
 }
 
 // orphan is what an eviction in flight still holds after its entry was dropped.
 type orphan struct {
 	page, slot int32
-	host       int64
+	low        [tiers]int64
 }
 
 // EvictPages picks up to n device pages that free memory when they go: unlocked,
@@ -78,20 +98,26 @@ func (f *Forest) EvictSlots(n int, now int64) []Eviction {
 }
 
 // EvictHost picks host copies of at least the given bytes, or what there is:
-// pages leaf first and snapshots by rank, whichever was used longer ago. Settle
-// the picks in order: a page may wait for the snapshot that hangs on it.
-func (f *Forest) EvictHost(bytes int64, now int64) []Eviction {
+// copies that another tier has too, pages leaf first, and snapshots by rank,
+// whichever was used longer ago. Settle the picks in order: a page may wait for
+// the snapshot that hangs on it.
+func (f *Forest) EvictHost(bytes int64, now int64) []Eviction { return f.evictLow(Host, bytes, now) }
+
+// EvictDisk does the same on the disk.
+func (f *Forest) EvictDisk(bytes int64, now int64) []Eviction { return f.evictLow(Disk, bytes, now) }
+
+func (f *Forest) evictLow(t Tier, bytes int64, now int64) []Eviction {
 	var out []Eviction
-	q := &f.queues[Host]
-	order := f.rankSnaps(Host, now, func(s *snap) bool { return s.locks == 0 || s.Slot >= 0 })
+	q := &f.queues[t]
+	order := f.rankSnaps(t, now, func(s *snap) bool { return true })
 	s := order.next()
 	for got := int64(0); got < bytes; got += out[len(out)-1].Bytes {
 		switch {
 		case s != nil && (q.Len() == 0 || s.last <= q.nodes[0].last):
-			out = append(out, f.pickSnap(s, Host))
+			out = append(out, f.pickSnap(s, t))
 			s = order.next()
 		case q.Len() > 0:
-			out = append(out, f.pickPage(q.nodes[0], Host))
+			out = append(out, f.pickPage(q.nodes[0], t))
 		default:
 			return out
 		}
@@ -99,36 +125,31 @@ func (f *Forest) EvictHost(bytes int64, now int64) []Eviction {
 	return out
 }
 
-// EvictPath picks what only this line has on the device, for a session that is
-// put away: from the end of the given consumed tokens up to the first page that
-// is locked or held, or has device pages or device snapshots of others on it. Unlock the line and
-// release its own references first.
-func (f *Forest) EvictPath(key string, tokens []int32) []Eviction {
+// EvictPath picks what only this line has on a tier, the device or the host, for
+// a session that is put away: from the end of the given consumed tokens up to the
+// first page that is locked or held, or carries pages or snapshots of others.
+// Unlock the line and release its own references first.
+func (f *Forest) EvictPath(key string, tokens []int32, from Tier) []Eviction {
 	var out []Eviction
-	depth := len(tokens) / PageTokens
-	n := f.walk(key, tokens, depth)
-	for ; n != nil && n.locks == 0 && n.below[Device] == 0; n = n.parent {
+	n := f.walk(key, tokens, len(tokens)/PageTokens)
+	for ; n != nil && n.locks == 0 && n.below[Device] == 0 && n.below[from] == 0; n = n.parent {
 		for _, s := range n.snaps {
-			if s.At <= len(tokens) && s.extendsTo(tokens) && f.free(s) {
-				out = append(out, f.pickSnap(s, Device))
+			if s.At <= len(tokens) && s.extendsTo(tokens) && s.evictable(from) && (from != Device || f.slots.Refs(s.Slot) == 1) {
+				out = append(out, f.pickSnap(s, from))
 			}
 		}
-		if slices.ContainsFunc(n.snaps, func(s *snap) bool { return s.stays(Device) }) {
+		if slices.ContainsFunc(n.snaps, func(s *snap) bool { return s.stays(from) }) {
 			break
 		}
-		if n.dev < 0 || n.leaving(Device) {
+		if !n.stays(from) {
 			continue
 		}
-		if !n.evictable(Device) || f.pages.Refs(n.dev) > 1 {
+		if !n.evictable(from) || from == Device && f.pages.Refs(n.dev) > 1 {
 			break
 		}
-		out = append(out, f.pickPage(n, Device))
+		out = append(out, f.pickPage(n, from))
 	}
 	return out
-}
-
-func (f *Forest) free(s *snap) bool {
-	return s.Slot >= 0 && s.ticket == 0 && s.locks == 0 && f.slots.Refs(s.Slot) == 1
 }
 
 func (f *Forest) pick(fl *flight, t Tier) uint64 {
@@ -139,8 +160,8 @@ func (f *Forest) pick(fl *flight, t Tier) uint64 {
 
 func (f *Forest) pickPage(n *node, t Tier) Eviction {
 	ev := Eviction{
-		From: t, At: n.end(), Page: n.dev, Slot: None, Host: n.host, Bytes: f.opts.PageBytes,
-		node: n, ticket: f.pick(&n.flight, t),
+		From: t, At: n.end(), Page: n.dev, Slot: None, Host: n.low[Host], Disk: n.low[Disk],
+		Bytes: f.opts.PageBytes, node: n, ticket: f.pick(&n.flight, t),
 	}
 	f.refresh(n)
 	return ev
@@ -148,134 +169,132 @@ func (f *Forest) pickPage(n *node, t Tier) Eviction {
 
 func (f *Forest) pickSnap(s *snap, t Tier) Eviction {
 	ev := Eviction{
-		From: t, Snapshot: true, At: s.At, Page: s.Tail, Slot: s.Slot, Host: s.Host, Bytes: f.snapBytes(s),
-		snap: s, ticket: f.pick(&s.flight, t),
+		From: t, Snapshot: true, At: s.At, Page: s.Tail, Slot: s.Slot, Host: s.Host, Disk: s.Disk,
+		Bytes: f.snapBytes(s), MTPValidFrom: s.MTPValidFrom,
+		node: s.node, snap: s, ticket: f.pick(&s.flight, t),
 	}
 	f.refresh(s.node)
 	return ev
 }
 
-// Demoted settles an eviction from the device: handle holds a copy on the host
-// and is the tree's now (ev.Host if there was one already). released is false if
-// the entry has been locked meanwhile: then it is on both tiers.
-func (f *Forest) Demoted(ev Eviction, handle int64) (released bool) {
-	if ev.From != Device || handle == 0 {
-		panic("radix: Demoted takes an eviction from the device and a host handle")
+// Demoted settles an eviction to a slower tier: handle holds a copy there and is
+// the tree's now (ev.Host or ev.Disk if there was one already). released is false
+// if the entry has been locked meanwhile and no faster tier has it: then it stays
+// on both.
+func (f *Forest) Demoted(ev Eviction, to Tier, handle int64) (released bool) {
+	if to <= ev.From || to >= tiers || handle == 0 {
+		panic("radix: Demoted takes a slower tier and a handle there")
 	}
-	if f.settleOrphan(ev, handle) {
+	if f.settleOrphan(ev, to, handle) {
 		return true
 	}
 	if ev.Snapshot {
-		return f.demoteSnap(ev.snap, handle)
+		s := ev.snap
+		f.addSnapLow(s, to, handle)
+		if released = s.locks == 0 || s.faster(ev.From); released {
+			f.giveUpSnap(s, ev.From)
+			f.stats.Demoted.Snapshots++
+		}
+		f.refresh(s.node)
+		return released
 	}
 	n := ev.node
-	if n.host == 0 {
-		f.setHost(n, handle)
-	} else if n.host != handle {
-		f.freed = append(f.freed, handle)
+	if n.low[to] == 0 {
+		f.setLow(n, to, handle)
+	} else if n.low[to] != handle {
+		f.free(to, handle)
 	}
-	if released = n.locks == 0; released {
-		f.pages.Release(f.clearDevice(n))
+	if released = n.locks == 0 || n.faster(ev.From); released {
+		f.giveUpPage(n, ev.From)
 		f.stats.Demoted.Pages++
 	}
 	f.refresh(n)
 	return released
 }
 
-func (f *Forest) demoteSnap(s *snap, handle int64) (released bool) {
-	if s.Host == 0 {
-		f.setSnapHost(s, handle)
-	} else if s.Host != handle {
-		f.freed = append(f.freed, handle)
+// giveUpPage lets go of one tier's copy.
+func (f *Forest) giveUpPage(n *node, t Tier) {
+	if t == Device {
+		f.pages.Release(f.clearDevice(n))
+	} else {
+		f.free(t, f.clearLow(n, t))
 	}
-	if released = s.locks == 0; released {
+}
+
+func (f *Forest) giveUpSnap(s *snap, t Tier) {
+	if t == Device {
 		f.releaseSlot(f.clearSlot(s))
-		f.stats.Demoted.Snapshots++
+	} else {
+		f.free(t, f.clearSnapLow(s, t))
 	}
-	f.refresh(s.node)
-	return released
 }
 
 // Dropped settles an eviction by giving up the tier's copy. What has no other
-// copy is gone, and with a page all that hangs on it: its snapshots, and host
-// pages below with theirs. released is false, and nothing is given up, if the entry has come into
-// use meanwhile: locked, or with new pages on it.
+// copy is gone, and with a page all that hangs on it: its snapshots, and pages
+// below that only slower tiers have, with theirs. released is false, and nothing
+// is given up, if the entry has come into use meanwhile: locked, or with pages or
+// snapshots on it that an eviction from this tier must not lose.
 func (f *Forest) Dropped(ev Eviction) (released bool) {
-	if f.settleOrphan(ev, 0) {
+	if f.settleOrphan(ev, ev.From, 0) {
 		return true
 	}
 	if ev.Snapshot {
 		return f.dropSnap(ev.snap, ev.From)
 	}
 	n := ev.node
-	defer func() {
-		if !n.gone {
-			f.refresh(n)
-		}
-	}()
-	other := n.host != 0
-	if ev.From == Host {
-		other = n.dev >= 0
-	}
 	switch {
-	case n.locks > 0 && !(ev.From == Host && other):
-		return false
-	case other && ev.From == Device:
-		f.pages.Release(f.clearDevice(n))
-	case other:
-		f.freed = append(f.freed, f.clearHost(n))
-	case ev.From == Device && n.below[Device] > 0, ev.From == Host && len(n.kids)+len(n.snaps) > 0:
-		return false
-	default:
+	case n.locks > 0 && !n.faster(ev.From):
+	case n.elsewhere(ev.From):
+		f.giveUpPage(n, ev.From)
+		released = true
+	case !n.carries(ev.From):
 		f.remove(n)
+		released = true
 	}
-	f.stats.Dropped.Pages++
-	return true
+	if released {
+		f.stats.Dropped.Pages++
+	}
+	if !n.gone {
+		f.refresh(n)
+	}
+	return released
 }
 
 func (f *Forest) dropSnap(s *snap, from Tier) (released bool) {
-	other := s.Host != 0
-	if from == Host {
-		other = s.Slot >= 0
-	}
 	switch {
-	case s.locks > 0 && !(from == Host && other):
-		f.refresh(s.node)
-		return false
-	case !other:
-		f.removeSnap(s)
-	case from == Device:
-		f.releaseSlot(f.clearSlot(s))
+	case s.locks > 0 && !s.faster(from):
+	case s.elsewhere(from):
+		f.giveUpSnap(s, from)
+		released = true
 	default:
-		f.freed = append(f.freed, f.clearSnapHost(s))
+		f.removeSnap(s)
+		released = true
 	}
-	f.stats.Dropped.Snapshots++
+	if released {
+		f.stats.Dropped.Snapshots++
+	}
 	if !s.gone {
 		f.refresh(s.node)
 	}
-	return true
+	return released
 }
 
 // Keep settles an eviction by leaving everything as it was.
 func (f *Forest) Keep(ev Eviction) {
-	if f.settleOrphan(ev, 0) {
+	if f.settleOrphan(ev, ev.From, 0) {
 		return
 	}
-	if ev.Snapshot {
-		f.refresh(ev.snap.node)
-	} else {
-		f.refresh(ev.node)
-	}
+	f.refresh(ev.node)
 }
 
 // settleOrphan ends the flight. If the entry was dropped meanwhile it lets go of
 // what the eviction still held, the new copy included, and says so.
-func (f *Forest) settleOrphan(ev Eviction, handle int64) bool {
+func (f *Forest) settleOrphan(ev Eviction, to Tier, handle int64) bool {
 	if o, ok := f.orphans[ev.ticket]; ok {
 		delete(f.orphans, ev.ticket)
 		f.letGo(flight{}, o)
-		if handle != 0 && handle != o.host {
-			f.freed = append(f.freed, handle)
+		if handle != o.low[to] {
+			f.free(to, handle)
 		}
 		return true
 	}
@@ -283,7 +302,7 @@ func (f *Forest) settleOrphan(ev Eviction, handle int64) bool {
 	switch {
 	case ev.snap != nil:
 		fl = &ev.snap.flight
-	case ev.node != nil:
+	case !ev.Snapshot && ev.node != nil:
 		fl = &ev.node.flight
 	}
 	if fl == nil || fl.ticket != ev.ticket {
@@ -301,8 +320,8 @@ func (f *Forest) letGo(fl flight, o orphan) {
 		return
 	}
 	f.releaseSlot(o.slot, o.page)
-	if o.host != 0 {
-		f.freed = append(f.freed, o.host)
+	for t := Host; t < tiers; t++ {
+		f.free(t, o.low[t])
 	}
 }
 
@@ -315,37 +334,10 @@ func (f *Forest) releaseSlot(slot, page int32) {
 	}
 }
 
-// TakeFreed appends the host handles that the tree has let go of since the last
-// call; their bytes are the caller's to free.
-func (f *Forest) TakeFreed(out []int64) []int64 {
-	out = append(out, f.freed...)
-	f.freed = f.freed[:0]
+// TakeFreed appends the handles on a lower tier that the tree has let go of
+// since the last call; their bytes are the caller's to free.
+func (f *Forest) TakeFreed(t Tier, out []int64) []int64 {
+	out = append(out, f.freed[t]...)
+	f.freed[t] = f.freed[t][:0]
 	return out
-}
-
-// ForgetHost gives up what a line has on the host only, because the bytes there proved to be bad: the first page
-// without a device copy goes with all that hangs below it, and so do the line's snapshots without a slot. What is
-// locked or on its way out stays.
-func (f *Forest) ForgetHost(key string, line []int32) {
-	n := f.roots[key]
-	for n != nil {
-		for i := len(n.snaps) - 1; i >= 0; i-- {
-			if s := n.snaps[i]; s.Slot < 0 && s.ticket == 0 && s.locks == 0 && s.At <= len(line) && s.extendsTo(line) {
-				f.removeSnap(s)
-				f.stats.Dropped.Snapshots++
-			}
-		}
-		if n.gone || n.end()+PageTokens > len(line) {
-			return
-		}
-		k := n.child(pageOf(line, int(n.depth)))
-		if k != nil && k.dev < 0 {
-			if k.locks == 0 && k.ticket == 0 {
-				f.remove(k)
-				f.stats.Dropped.Pages++
-			}
-			return
-		}
-		n = k
-	}
 }

@@ -14,7 +14,7 @@ func TestParentInheritsAge(t *testing.T) {
 	r.insert("k", b)
 	lock := r.f.Lock(r.match("k", line(200, 1)))
 	r.insert("k", a)
-	r.demote(r.f.EvictPath("k", a))
+	r.demote(r.f.EvictPath("k", a, Device))
 	r.f.Unlock(&lock)
 	if evs := r.f.EvictPages(1, 9); len(evs) != 1 || evs[0].Page != r.f.walk("k", b, 1).dev {
 		t.Errorf("picked the end of a line used last: %+v\n%s", evs, r.f.Dump())
@@ -134,13 +134,13 @@ func TestPutAwayTwice(t *testing.T) {
 	r := newRig(t, 16, 8)
 	l := line(600, 1)
 	r.insert("k", l)
-	first := r.f.EvictPath("k", l)
+	first := r.f.EvictPath("k", l, Device)
 	if len(first) != 4 {
 		t.Fatalf("picked %+v", first)
 	}
 	r.f.Keep(first[3])
-	r.f.Demoted(first[2], 7)
-	if again := r.f.EvictPath("k", l); len(again) != 1 || again[0].At != 128 {
+	r.f.Demoted(first[2], Host, 7)
+	if again := r.f.EvictPath("k", l, Device); len(again) != 1 || again[0].At != 128 {
 		t.Errorf("picked %+v past what has left and what is leaving", again)
 	}
 }
@@ -167,13 +167,13 @@ func TestEvictionInFlightSurvivesEverything(t *testing.T) {
 	if r.pages.Used() != 2 || r.slots.Used() != 1 {
 		t.Errorf("%d pages, %d slots are held while copies may read them", r.pages.Used(), r.slots.Used())
 	}
-	r.f.Demoted(evs[0], 70)
+	r.f.Demoted(evs[0], Host, 70)
 	r.f.Keep(evs[1])
-	r.f.Demoted(state[0], 71)
+	r.f.Demoted(state[0], Host, 71)
 	if r.pages.Used() != 0 || r.slots.Used() != 0 {
 		t.Errorf("%d pages, %d slots left", r.pages.Used(), r.slots.Used())
 	}
-	if got := r.f.TakeFreed(nil); !slices.Equal(got, []int64{70, 71}) {
+	if got := r.f.TakeFreed(Host, nil); !slices.Equal(got, []int64{70, 71}) {
 		t.Errorf("freed %v", got)
 	}
 }
@@ -186,15 +186,15 @@ func TestHandleOfADroppedPageIsFreedOnce(t *testing.T) {
 	r.f.Unlock(&lock)
 	evs := r.f.EvictPages(1, 9)
 	lock = r.f.Lock(r.match("k", line(300, 2, l...)))
-	r.f.Demoted(evs[0], 5) // stays on both tiers
+	r.f.Demoted(evs[0], Host, 5) // stays on both tiers
 	r.f.Unlock(&lock)
 	evs = r.f.EvictPages(2, 9)
 	r.f.Dropped(evs[1])
-	if got := r.f.TakeFreed(nil); len(got) != 0 || evs[0].Host != 5 {
+	if got := r.f.TakeFreed(Host, nil); len(got) != 0 || evs[0].Host != 5 {
 		t.Errorf("freed %v in mid-flight of %+v", got, evs[0])
 	}
-	r.f.Demoted(evs[0], 5)
-	if got := r.f.TakeFreed(nil); !slices.Equal(got, []int64{5}) {
+	r.f.Demoted(evs[0], Host, 5)
+	if got := r.f.TakeFreed(Host, nil); !slices.Equal(got, []int64{5}) {
 		t.Errorf("freed %v", got)
 	}
 }
@@ -205,7 +205,7 @@ func TestLockWhileLeavingKeepsTheDeviceCopy(t *testing.T) {
 	r.insert("k", l)
 	evs := r.f.EvictPages(2, 9)
 	lock := r.f.Lock(r.match("k", l))
-	if r.f.Demoted(evs[0], 5) || r.f.Dropped(evs[1]) {
+	if r.f.Demoted(evs[0], Host, 5) || r.f.Dropped(evs[1]) {
 		t.Error("a page in use was given away")
 	}
 	if m := r.match("k", l); m.Device != 256 || m.Pages[1].Host != 5 {
@@ -226,8 +226,8 @@ func TestMisusePanics(t *testing.T) {
 	})
 	r.match("k", line(200, 1))
 	ev := r.f.EvictPages(1, 1)[0]
-	mustPanic(t, "radix: Demoted takes an eviction from the device and a host handle", func() { r.f.Demoted(ev, 0) })
-	r.f.Demoted(ev, 1)
+	mustPanic(t, "radix: Demoted takes a slower tier and a handle there", func() { r.f.Demoted(ev, Host, 0) })
+	r.f.Demoted(ev, Host, 1)
 	mustPanic(t, "radix: lock of a match that is out of date: lock before anything is evicted", func() { r.f.Lock(&r.m) })
 	mustPanic(t, "radix: an eviction is settled twice", func() { r.f.Dropped(ev) })
 	lock := r.f.Lock(r.match("k", line(200, 1)))
@@ -266,7 +266,7 @@ func TestDump(t *testing.T) {
 	r.publish("k", line(300, 2, shared...))
 	r.insert("k", b)
 	r.publish("k", shared)
-	r.demote(r.f.EvictPath("k", b))
+	r.demote(r.f.EvictPath("k", b, Device))
 	lock := r.f.Lock(r.match("k", line(300, 4, shared...)))
 	evs := r.f.EvictPages(1, 9)
 	want := `k
@@ -283,27 +283,27 @@ func TestDump(t *testing.T) {
 	r.f.Unlock(&lock)
 }
 
-func TestForgetHostGivesUpBadCopies(t *testing.T) {
+func TestForgetStoredGivesUpBadCopies(t *testing.T) {
 	r := newRig(t, 32, 16)
 	shared := line(300, 1)
 	l, sibling := line(700, 2, shared...), line(650, 3, shared...)
 	r.run("k", sibling)
 	r.run("k", l)
-	r.demote(r.f.EvictPath("k", l[:699]))
+	r.demote(r.f.EvictPath("k", l[:699], Device))
 	lock := r.f.Lock(r.match("k", l))
-	r.f.ForgetHost("k", l)
+	r.f.ForgetStored("k", l)
 	if m := r.match("k", l); m.Tokens != 640 {
 		t.Errorf("a locked page was forgotten: %d tokens left", m.Tokens)
 	}
 	r.f.Unlock(&lock)
-	r.f.ForgetHost("k", l)
+	r.f.ForgetStored("k", l)
 	if m := r.match("k", l); m.Tokens != 256 || m.Found && m.Snapshot.Slot == None {
 		t.Errorf("%d tokens and snapshot %+v left, want the shared 256 and nothing from the host", m.Tokens, m.Snapshot)
 	}
 	r.wantStart("k", sibling, 649)
-	if freed := r.f.TakeFreed(nil); len(freed) < 4 {
+	if freed := r.f.TakeFreed(Host, nil); len(freed) < 4 {
 		t.Errorf("handles %v freed, want those of three pages and a snapshot at least", freed)
 	}
-	r.f.ForgetHost("k", l)
-	r.f.ForgetHost("none", l)
+	r.f.ForgetStored("k", l)
+	r.f.ForgetStored("none", l)
 }

@@ -1,7 +1,6 @@
 package radix
 
 import (
-	"container/heap"
 	"errors"
 	"fmt"
 	"slices"
@@ -14,18 +13,15 @@ const PageTokens = 128
 // Tier is where bytes are.
 type Tier uint8
 
+// The tiers, fastest first.
 const (
 	Device Tier = iota
 	Host
+	Disk
 	tiers
 )
 
-func (t Tier) String() string {
-	if t == Device {
-		return "device"
-	}
-	return "host"
-}
+func (t Tier) String() string { return [tiers]string{"device", "host", "disk"}[t] }
 
 // ErrMissing says that pages which a call builds on are not in the tree (any
 // more): the caller inserts from page 0, or does without.
@@ -44,14 +40,13 @@ type Forest struct {
 	pages   *Pool
 	slots   *Pool
 	roots   map[string]*node
-	keys    map[*node]string // the roots' keys
-	owner   []*node          // by device page id: the node that names it
-	queues  [tiers]queue     // pages that may be evicted from a tier, first to go on top
+	owner   []*node      // by device page id: the node that names it
+	queues  [tiers]queue // pages that may be evicted from a tier, first to go on top
 	snaps   []*snap
 	orphans map[uint64]orphan // evictions in flight whose entry has been dropped
 	ticket  uint64            // of the latest eviction
 	version uint64            // rises when a place that a Match has reported may be gone
-	freed   []int64
+	freed   [tiers][]int64    // handles let go of since the last TakeFreed
 	stats   Stats
 }
 
@@ -60,20 +55,20 @@ func NewForest(pages, slots *Pool, opts Options) *Forest {
 	return &Forest{
 		opts: opts, pages: pages, slots: slots,
 		roots:   map[string]*node{},
-		keys:    map[*node]string{},
 		owner:   make([]*node, pages.Size()),
-		queues:  [tiers]queue{{tier: Device}, {tier: Host}},
+		queues:  [tiers]queue{{tier: Device}, {tier: Host}, {tier: Disk}},
 		orphans: map[uint64]orphan{},
 	}
 }
 
 // node is one full page, or a root (depth 0, no page).
 type node struct {
+	tree   *tree
 	parent *node
 	kids   []*node            // ascending by tokens
 	tokens *[PageTokens]int32 // nil at a root
 	snaps  []*snap            // whose last full page this is; ascending by At, then tail
-	host   int64              // handle, 0 none
+	low    [tiers]int64       // handles on the lower tiers, 0 none
 	last   int64              // last use; a parent inherits it when a child leaves a tier
 	depth  int32              // pages from the start up to this one's end
 	dev    int32              // device page id, or None
@@ -83,6 +78,11 @@ type node struct {
 	counts [tiers]bool        // counted in the parent's below
 	gone   bool
 	flight
+}
+
+// tree is what the nodes of one key have in common.
+type tree struct {
+	key string
 }
 
 // flight marks an entry that an eviction has picked and not yet settled.
@@ -99,23 +99,49 @@ func (n *node) on(t Tier) bool {
 	if t == Device {
 		return n.dev >= 0
 	}
-	return n.host != 0
+	return n.low[t] != 0
+}
+
+// faster says whether a faster tier has the page too.
+func (n *node) faster(t Tier) bool {
+	return t > Device && n.dev >= 0 || t > Host && n.low[Host] != 0
+}
+
+// elsewhere says whether another tier has the page too.
+func (n *node) elsewhere(t Tier) bool {
+	return n.faster(t) || t < Disk && n.low[Disk] != 0 || t < Host && n.low[Host] != 0
 }
 
 // stays says whether the page is on the tier and not about to leave it.
 func (n *node) stays(t Tier) bool { return n.on(t) && !n.leaving(t) }
 
-// evictable says whether the page may be picked from the tier: nothing below it
-// is there, nobody uses it. A host copy may go where a device copy remains, or
-// where nothing hangs below.
+// evictable says whether the page may be picked from the tier: a faster tier has
+// it too, or nobody uses it and nothing that is on this tier or a faster one
+// hangs on it. (Device snapshots do not keep their page: it can go to the host
+// without them.)
 func (n *node) evictable(t Tier) bool {
-	if !n.on(t) || n.below[t] > 0 || n.locks > 0 || n.ticket != 0 || n.gone {
+	switch {
+	case !n.on(t) || n.ticket != 0 || n.gone:
+		return false
+	case n.faster(t):
+		return true
+	case n.locks > 0:
 		return false
 	}
-	if t == Device || n.dev >= 0 {
-		return true
+	return !n.carries(t)
+}
+
+// carries says whether something below the page, or a snapshot on it if the tier
+// is a lower one, stays on the tier or a faster one.
+func (n *node) carries(t Tier) bool {
+	for x := Device; x <= t; x++ {
+		if n.below[x] > 0 {
+			return true
+		}
 	}
-	return len(n.kids) == 0 && !slices.ContainsFunc(n.snaps, func(s *snap) bool { return s.ticket == 0 })
+	return t != Device && slices.ContainsFunc(n.snaps, func(s *snap) bool {
+		return s.ticket == 0 && (s.on(t) || s.faster(t))
+	})
 }
 
 // child returns the child with exactly these tokens, nil if there is none.
@@ -166,8 +192,8 @@ func (f *Forest) walk(key string, tokens []int32, pages int) *node {
 func (f *Forest) root(key string) *node {
 	n := f.roots[key]
 	if n == nil {
-		n = &node{dev: None, pos: [tiers]int32{-1, -1}}
-		f.roots[key], f.keys[n] = n, key
+		n = newNode(nil, &tree{key})
+		f.roots[key] = n
 	}
 	return n
 }
@@ -175,8 +201,7 @@ func (f *Forest) root(key string) *node {
 // pruneRoot forgets a root that holds nothing, so that salts do not pile up.
 func (f *Forest) pruneRoot(n *node) {
 	if n != nil && n.parent == nil && !n.gone && len(n.kids) == 0 && len(n.snaps) == 0 && n.locks == 0 {
-		delete(f.roots, f.keys[n])
-		delete(f.keys, n)
+		delete(f.roots, n.tree.key)
 		n.gone = true
 		f.version++
 	}
@@ -207,13 +232,15 @@ func (f *Forest) Insert(key string, tokens []int32, from int, pages []int32, now
 	for i, id := range pages {
 		page := pageOf(tokens, from+i)
 		k := n.child(page)
+		if f.pages.mustHold("insert", id); f.owner[id] != nil && f.owner[id] != k {
+			panic(fmt.Sprintf("radix: insert of page %d, which the tree has elsewhere", id))
+		}
 		if k == nil {
-			k = f.grow(n, page, id)
-		} else if k.dev < 0 {
+			k = f.grow(n, page)
+		}
+		if k.dev < 0 {
 			f.setDevice(k, id)
 			f.refresh(k)
-		} else if id != k.dev && f.owner[id] != nil {
-			panic(fmt.Sprintf("radix: insert of page %d, which the tree has elsewhere", id))
 		}
 		canon = append(canon, k.dev)
 		n = k
@@ -222,22 +249,25 @@ func (f *Forest) Insert(key string, tokens []int32, from int, pages []int32, now
 	return canon, nil
 }
 
-// grow adds a child page; nothing below exists, so it is a leaf on every tier.
-func (f *Forest) grow(n *node, page *[PageTokens]int32, dev int32) *node {
+func newNode(parent *node, t *tree) *node {
+	n := &node{tree: t, parent: parent, dev: None, pos: [tiers]int32{-1, -1, -1}}
+	if parent != nil {
+		n.depth = parent.depth + 1
+	}
+	return n
+}
+
+// grow adds a child page that is on no tier yet; the caller puts it on one.
+func (f *Forest) grow(n *node, page *[PageTokens]int32) *node {
 	tokens := *page
-	k := &node{parent: n, tokens: &tokens, dev: None, depth: n.depth + 1, pos: [tiers]int32{-1, -1}}
-	f.setDevice(k, dev)
+	k := newNode(n, n.tree)
+	k.tokens = &tokens
 	i, _ := n.search(page)
 	n.kids = slices.Insert(n.kids, i, k)
-	f.refresh(k)
-	f.queues[Host].place(n) // with a child, a host-only page is no candidate
 	return k
 }
 
 func (f *Forest) setDevice(n *node, id int32) {
-	if f.pages.mustHold("insert", id); f.owner[id] != nil {
-		panic(fmt.Sprintf("radix: insert of page %d, which the tree has elsewhere", id))
-	}
 	f.pages.Retain(id)
 	f.owner[id], n.dev = n, id
 	f.stats.Pages[Device]++
@@ -259,17 +289,24 @@ func (f *Forest) clearDevice(n *node) int32 {
 	return id
 }
 
-func (f *Forest) setHost(n *node, handle int64) {
-	n.host = handle
-	f.stats.Pages[Host]++
+func (f *Forest) setLow(n *node, t Tier, handle int64) {
+	n.low[t] = handle
+	f.stats.Pages[t]++
 }
 
-func (f *Forest) clearHost(n *node) int64 {
-	h := n.host
-	n.host = 0
-	f.stats.Pages[Host]--
+// clearLow takes a lower tier's handle out of the node; it is the caller's now.
+func (f *Forest) clearLow(n *node, t Tier) int64 {
+	h := n.low[t]
+	n.low[t] = 0
+	f.stats.Pages[t]--
 	f.version++
 	return h
+}
+
+func (f *Forest) free(t Tier, handle int64) {
+	if handle != 0 {
+		f.freed[t] = append(f.freed[t], handle)
+	}
 }
 
 // refresh puts the node's queue places and its parent's counts right after any
@@ -279,7 +316,7 @@ func (f *Forest) clearHost(n *node) int64 {
 func (f *Forest) refresh(n *node) {
 	for t := range tiers {
 		for m := n; ; m = m.parent {
-			f.queues[t].place(m)
+			f.place(m)
 			if m.parent == nil {
 				break
 			}
@@ -298,13 +335,19 @@ func (f *Forest) refresh(n *node) {
 	}
 }
 
+// place puts the node right in every tier's queue.
+func (f *Forest) place(n *node) {
+	for t := range tiers {
+		f.queues[t].place(n)
+	}
+}
+
 // touch marks the node as used. Its ancestors need no mark while it is on the
 // device with them; past a gap the deepest ones on the device do.
 func (f *Forest) touch(n *node, now int64) {
 	for n != nil {
 		n.last = max(n.last, now)
-		f.queues[Device].place(n)
-		f.queues[Host].place(n)
+		f.place(n)
 		if n.dev >= 0 {
 			return
 		}
@@ -328,8 +371,10 @@ func (f *Forest) remove(top *node) {
 		if n.dev >= 0 {
 			o.page = f.clearDevice(n)
 		}
-		if n.host != 0 {
-			o.host = f.clearHost(n)
+		for t := Host; t < tiers; t++ {
+			if n.low[t] != 0 {
+				o.low[t] = f.clearLow(n, t)
+			}
 		}
 		f.letGo(n.flight, o)
 		n.gone = true
@@ -341,49 +386,4 @@ func (f *Forest) remove(top *node) {
 	p.kids = slices.Delete(p.kids, i, i+1)
 	f.refresh(p)
 	f.pruneRoot(p)
-}
-
-// queue orders the pages that may leave a tier: least recently used first, and
-// of one age the deepest first.
-type queue struct {
-	tier  Tier
-	nodes []*node
-}
-
-func (q *queue) Len() int { return len(q.nodes) }
-func (q *queue) Less(i, j int) bool {
-	a, b := q.nodes[i], q.nodes[j]
-	if a.last != b.last {
-		return a.last < b.last
-	}
-	return a.depth > b.depth
-}
-func (q *queue) Swap(i, j int) {
-	q.nodes[i], q.nodes[j] = q.nodes[j], q.nodes[i]
-	q.nodes[i].pos[q.tier], q.nodes[j].pos[q.tier] = int32(i), int32(j)
-}
-func (q *queue) Push(x any) {
-	n := x.(*node)
-	n.pos[q.tier] = int32(len(q.nodes))
-	q.nodes = append(q.nodes, n)
-}
-func (q *queue) Pop() any {
-	n := q.nodes[len(q.nodes)-1]
-	q.nodes[len(q.nodes)-1] = nil
-	q.nodes = q.nodes[:len(q.nodes)-1]
-	n.pos[q.tier] = -1
-	return n
-}
-
-// place puts the node in or out of the queue, or moves it to its new age.
-func (q *queue) place(n *node) {
-	in, want := n.pos[q.tier] >= 0, n.evictable(q.tier)
-	switch {
-	case in && want:
-		heap.Fix(q, int(n.pos[q.tier]))
-	case in:
-		heap.Remove(q, int(n.pos[q.tier]))
-	case want:
-		heap.Push(q, n)
-	}
 }

@@ -3,10 +3,10 @@ package radix
 import "slices"
 
 // Place is where a page's bytes are: a device page id (None if not there), a
-// host handle (0 if not there). At least one is set.
+// host and a disk handle (0 if not there). At least one is set.
 type Place struct {
-	Device int32
-	Host   int64
+	Device     int32
+	Host, Disk int64
 }
 
 // Match is what the tree knows about a line. Reuse one: Pages keeps its room.
@@ -60,7 +60,7 @@ func (f *Forest) Match(key string, line []int32, m *Match) {
 			break
 		}
 		n = k
-		pages = append(pages, Place{Device: n.dev, Host: n.host})
+		pages = append(pages, Place{Device: n.dev, Host: n.low[Host], Disk: n.low[Disk]})
 		if device = device && n.dev >= 0; device {
 			m.Device = n.end()
 		}
@@ -116,16 +116,20 @@ func (f *Forest) Touch(m *Match, now int64) {
 	}
 	f.stats.Hits++
 	for _, p := range m.Pages[:s.At/PageTokens] {
-		f.stats.HitTokens[tierOf(p.Device >= 0)] += PageTokens
+		f.stats.HitTokens[tierOf(p.Device >= 0, p.Host)] += PageTokens
 	}
-	f.stats.HitTokens[tierOf(m.Snapshot.Slot >= 0)] += int64(len(s.TailTokens))
+	f.stats.HitTokens[tierOf(m.Snapshot.Slot >= 0, m.Snapshot.Host)] += int64(len(s.TailTokens))
 }
 
-func tierOf(device bool) Tier {
-	if device {
+// tierOf names the fastest tier that has the bytes.
+func tierOf(device bool, host int64) Tier {
+	switch {
+	case device:
 		return Device
+	case host != 0:
+		return Host
 	}
-	return Host
+	return Disk
 }
 
 // Lock keeps a path's pages, and the snapshot that its user starts from, where
@@ -214,6 +218,5 @@ func (f *Forest) lockChanged(n *node, by int) {
 	if n.dev >= 0 {
 		f.stats.LockedPages += by
 	}
-	f.queues[Device].place(n)
-	f.queues[Host].place(n)
+	f.place(n)
 }

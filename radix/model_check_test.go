@@ -23,8 +23,10 @@ func (x *machine) check(t *rapid.T) {
 				want.LockedPages++
 			}
 		}
-		if p.host != 0 {
-			want.Pages[Host]++
+		for tier := Host; tier < tiers; tier++ {
+			if p.on(tier) {
+				want.Pages[tier]++
+			}
 		}
 	}
 	for n, s := range x.ms {
@@ -36,8 +38,10 @@ func (x *machine) check(t *rapid.T) {
 				want.LockedSnapshots++
 			}
 		}
-		if s.host != 0 {
-			want.Snapshots[Host]++
+		for tier := Host; tier < tiers; tier++ {
+			if s.on(tier) {
+				want.Snapshots[tier]++
+			}
 		}
 	}
 	for _, fl := range x.flights {
@@ -67,7 +71,7 @@ func (x *machine) check(t *rapid.T) {
 		got.LockedSnapshots != want.LockedSnapshots || got.InFlight != want.InFlight {
 		t.Fatalf("stats %+v, want %+v", got, want)
 	}
-	for _, h := range x.f.TakeFreed(nil) {
+	for _, h := range append(x.f.TakeFreed(Host, nil), x.f.TakeFreed(Disk, nil)...) {
 		if x.freed[h]--; x.freed[h] < 0 {
 			t.Fatalf("handle %d freed", h)
 		}
@@ -98,6 +102,7 @@ func (x *machine) drain(t *rapid.T) {
 	for {
 		evs := append(x.f.EvictSlots(modelSlots, x.tick()), x.f.EvictPages(modelPages, x.now)...)
 		evs = append(evs, x.f.EvictHost(1<<40, x.now)...)
+		evs = append(evs, x.f.EvictDisk(1<<40, x.now)...)
 		if len(evs) == 0 {
 			break
 		}

@@ -20,12 +20,16 @@ func (x *machine) settle(t *rapid.T) {
 	case how == 0:
 		x.f.Keep(fl.ev)
 		x.kept(fl)
-	case how <= 2 && fl.ev.From == Device:
+	case how <= 2 && fl.ev.From < Disk:
+		to := Tier(rapid.IntRange(int(fl.ev.From)+1, int(Disk)).Draw(t, "to"))
 		h := fl.ev.Host
+		if to == Disk {
+			h = fl.ev.Disk
+		}
 		if h == 0 {
 			h = x.newHandle()
 		}
-		x.demoted(t, fl, h, x.f.Demoted(fl.ev, h))
+		x.demoted(t, fl, to, h, x.f.Demoted(fl.ev, to, h))
 	default:
 		x.dropped(t, fl, x.f.Dropped(fl.ev))
 	}
@@ -34,7 +38,7 @@ func (x *machine) settle(t *rapid.T) {
 func (x *machine) kept(fl *modelFlight) {
 	switch {
 	case fl.orphan:
-		x.free(fl.host)
+		x.freeAll(fl.low)
 	case fl.ev.Snapshot:
 		x.ms[fl.name].flying = nil
 	default:
@@ -48,118 +52,118 @@ func (x *machine) free(h int64) {
 	}
 }
 
-func (x *machine) demoted(t *rapid.T, fl *modelFlight, h int64, released bool) {
+func (x *machine) freeAll(low [tiers]int64) {
+	for _, h := range low {
+		x.free(h)
+	}
+}
+
+func (x *machine) demoted(t *rapid.T, fl *modelFlight, to Tier, h int64, released bool) {
 	if fl.orphan {
-		x.free(fl.host)
-		if h != fl.host {
+		x.freeAll(fl.low)
+		if h != fl.low[to] {
 			x.free(h)
 		}
 		return
 	}
-	var host *int64
-	var locked bool
+	from := fl.ev.From
+	var low *[tiers]int64
+	var want bool
 	if fl.ev.Snapshot {
 		s := x.ms[fl.name]
-		s.flying, host, locked = nil, &s.host, x.snapLocked(fl.name)
-		if !locked {
+		s.flying, low, want = nil, &s.low, !x.snapLocked(fl.name) || within(s, Device, from)
+		if want && from == Device {
 			s.slot, s.tail = None, None
 		}
 	} else {
 		p := x.mp[fl.name]
-		p.flying, host, locked = nil, &p.host, x.pageLocked(fl.name)
-		if !locked {
+		p.flying, low, want = nil, &p.low, !x.pageLocked(fl.name) || within(p, Device, from)
+		if want && from == Device {
 			p.dev = None
 		}
 	}
-	if *host == 0 {
-		*host = h
-	} else if *host != h {
+	if low[to] == 0 {
+		low[to] = h
+	} else if low[to] != h {
 		x.free(h)
 	}
-	if released == locked {
-		t.Fatalf("Demoted: released %v, locked %v", released, locked)
+	if want && from != Device {
+		x.free(low[from])
+		low[from] = 0
+	}
+	if released != want {
+		t.Fatalf("Demoted: released %v, want %v", released, want)
 	}
 }
 
 func (x *machine) dropped(t *rapid.T, fl *modelFlight, released bool) {
 	if fl.orphan {
-		x.free(fl.host)
+		x.freeAll(fl.low)
 		return
 	}
-	want := true
+	from, want := fl.ev.From, true
 	if fl.ev.Snapshot {
 		s := x.ms[fl.name]
 		s.flying = nil
 		switch {
-		case fl.ev.From == Host && s.slot >= 0:
-			x.free(s.host)
-			s.host = 0
-		case x.snapLocked(fl.name):
+		case x.snapLocked(fl.name) && !within(s, Device, from):
 			want = false
-		case fl.ev.From == Device && s.host != 0:
+		case !within(s, Device, from) && !within(s, from+1, tiers):
+			x.loseSnap(fl.name)
+		case from == Device:
 			s.slot, s.tail = None, None
 		default:
-			x.loseSnap(fl.name)
+			x.free(s.low[from])
+			s.low[from] = 0
 		}
 	} else {
-		want = x.dropPage(fl)
+		p := x.mp[fl.name]
+		p.flying = nil
+		switch {
+		case x.pageLocked(fl.name) && !within(p, Device, from):
+			want = false
+		case !within(p, Device, from) && !within(p, from+1, tiers):
+			if want = !x.carries(fl.name, from); want {
+				x.losePages(fl.name)
+			}
+		case from == Device:
+			p.dev = None
+		default:
+			x.free(p.low[from])
+			p.low[from] = 0
+		}
 	}
 	if released != want {
 		t.Fatalf("Dropped: released %v, want %v", released, want)
 	}
 }
 
-func (x *machine) dropPage(fl *modelFlight) bool {
-	p := x.mp[fl.name]
-	p.flying = nil
-	hangs, device := false, false
-	for o, q := range x.mp {
-		if o != fl.name && strings.HasPrefix(o, fl.name) {
-			hangs = true
-			device = device || q.stays(Device)
-		}
-	}
-	for o := range x.ms {
-		hangs = hangs || strings.HasPrefix(o, fl.name)
-	}
-	switch {
-	case fl.ev.From == Host && p.dev >= 0:
-		x.free(p.host)
-		p.host = 0
-		return true
-	case x.pageLocked(fl.name):
-		return false
-	case fl.ev.From == Device && p.host != 0:
-		p.dev = None
-		return true
-	case fl.ev.From == Host && hangs, fl.ev.From == Device && device:
-		return false
-	}
+// losePages drops a page and all that hangs on it.
+func (x *machine) losePages(top string) {
 	for _, o := range slices.Collect(maps.Keys(x.ms)) {
-		if strings.HasPrefix(o, fl.name) {
+		if strings.HasPrefix(o, top) {
 			x.loseSnap(o)
 		}
 	}
 	for o, q := range x.mp {
-		if !strings.HasPrefix(o, fl.name) {
+		if !strings.HasPrefix(o, top) {
 			continue
 		}
 		if q.flying != nil {
-			*q.flying = modelFlight{ev: q.flying.ev, orphan: true, page: q.dev, slot: None, host: q.host}
+			*q.flying = modelFlight{ev: q.flying.ev, orphan: true, page: q.dev, slot: None, low: q.low}
 		} else {
-			x.free(q.host)
+			x.freeAll(q.low)
 		}
 		delete(x.mp, o)
 	}
-	return true
 }
 
 func (x *machine) loseSnap(n string) {
 	s := x.ms[n]
 	if s.flying != nil {
-		*s.flying = modelFlight{ev: s.flying.ev, orphan: true, page: s.tail, slot: s.slot, host: s.host}
+		*s.flying = modelFlight{ev: s.flying.ev, orphan: true, page: s.tail, slot: s.slot, low: s.low}
 	} else {
-		x.free(s.host)
+		x.freeAll(s.low)
 	}
 	delete(x.ms, n)
 }

@@ -17,7 +17,7 @@ import (
 
 type modelPage struct {
 	dev    int32
-	host   int64
+	low    [tiers]int64
 	last   int64 // last use of this page or anything below it
 	flying *modelFlight
 }
@@ -25,7 +25,7 @@ type modelPage struct {
 type modelSnap struct {
 	at         int
 	slot, tail int32
-	host       int64
+	low        [tiers]int64
 	mtp        int
 	last       int64
 	flying     *modelFlight
@@ -36,7 +36,7 @@ type modelFlight struct {
 	name       string // of the page or snapshot
 	orphan     bool
 	page, slot int32 // what an orphan holds
-	host       int64
+	low        [tiers]int64
 }
 
 // modelSeq is one user of the tree: its consumed tokens, a reference of its own
@@ -58,7 +58,7 @@ type machine struct {
 	ms      map[string]*modelSnap
 	seqs    []*modelSeq
 	flights []*modelFlight
-	freed   map[int64]int
+	freed   map[int64]int // by handle; those of two tiers differ
 	now     int64
 	handle  int64
 	m       Match
@@ -167,7 +167,7 @@ func (x *machine) match(t *rapid.T, key string, line []int32) {
 			break
 		}
 		want.Tokens = end
-		want.Pages = append(want.Pages, Place{p.dev, p.host})
+		want.Pages = append(want.Pages, Place{p.dev, p.low[Host], p.low[Disk]})
 		if device = device && p.dev >= 0; device {
 			want.Device = end
 		}
@@ -177,7 +177,7 @@ func (x *machine) match(t *rapid.T, key string, line []int32) {
 		if s := x.ms[name(key, line[:at])]; s != nil {
 			snapshots++
 			want.Found = true
-			want.Snapshot = Snapshot{At: at, Slot: s.slot, Tail: s.tail, Host: s.host, MTPValidFrom: s.mtp, TailTokens: line[at/PageTokens*PageTokens : at]}
+			want.Snapshot = Snapshot{At: at, Slot: s.slot, Tail: s.tail, Host: s.low[Host], Disk: s.low[Disk], MTPValidFrom: s.mtp, TailTokens: line[at/PageTokens*PageTokens : at]}
 		}
 	}
 	if got := x.f.Snapshots(key, line); got != snapshots {
@@ -300,9 +300,12 @@ func (x *machine) publish(t *rapid.T) {
 		at = max(at/PageTokens*PageTokens, min(PageTokens, len(s.tokens)))
 	}
 	snap := Snapshot{At: at, Slot: None, Tail: None, MTPValidFrom: rapid.IntRange(0, 2).Draw(t, "mtp")}
-	if rapid.IntRange(0, 3).Draw(t, "host") == 0 {
+	switch rapid.IntRange(0, 5).Draw(t, "tier") {
+	case 0:
 		snap.Host = x.newHandle()
-	} else {
+	case 1:
+		snap.Disk = x.newHandle()
+	default:
 		slot, ok := x.slots.Alloc()
 		if !ok {
 			t.Skip("no slot")
@@ -340,11 +343,11 @@ func (x *machine) publish(t *rapid.T) {
 	if kept {
 		e.slot, e.tail = snap.Slot, snap.Tail
 	}
-	if snap.Host != 0 {
-		if e.host == 0 {
-			e.host = snap.Host
+	for tier, h := range [tiers]int64{Host: snap.Host, Disk: snap.Disk} {
+		if e.low[tier] == 0 {
+			e.low[tier] = h
 		} else {
-			x.freed[snap.Host]++
+			x.free(h)
 		}
 	}
 	e.mtp, e.last = max(e.mtp, snap.MTPValidFrom), x.now
@@ -382,7 +385,8 @@ func (x *machine) close(t *rapid.T) {
 	}
 	x.seqs = slices.DeleteFunc(x.seqs, func(o *modelSeq) bool { return o == s })
 	if rapid.Bool().Draw(t, "put away") {
-		evs := x.f.EvictPath(s.key, s.tokens)
+		from := rapid.SampledFrom([]Tier{Device, Device, Host}).Draw(t, "from")
+		evs := x.f.EvictPath(s.key, s.tokens, from)
 		path := name(s.key, s.tokens)
 		for _, ev := range evs {
 			n := x.picked(t, ev)
@@ -391,8 +395,8 @@ func (x *machine) close(t *rapid.T) {
 			}
 			edge := n[:2+nameLen(n)/PageTokens*PageTokens]
 			for o, p := range x.mp {
-				if o != edge && strings.HasPrefix(o, edge) && p.stays(Device) {
-					t.Fatalf("EvictPath picked an entry at %d with device pages below", ev.At)
+				if o != edge && strings.HasPrefix(o, edge) && (p.stays(Device) || p.stays(from)) {
+					t.Fatalf("EvictPath picked an entry at %d with pages of others below", ev.At)
 				}
 			}
 		}
@@ -406,7 +410,8 @@ func runModel(t *rapid.T) {
 		"insert": x.insert, "insert again": x.insert, "publish": x.publish, "publish again": x.publish,
 		"advance": x.advance, "unlock snapshot": x.unlockSnapshot, "unlock": x.unlock, "close": x.close,
 		"match":      func(t *rapid.T) { key, line := x.drawLine(t); x.match(t, key, line) },
-		"evictPages": x.evictPages, "evictSlots": x.evictSlots, "evictHost": x.evictHost,
+		"evictPages": x.evictPages, "evictSlots": x.evictSlots,
+		"evictHost": x.evictLow(Host), "evictDisk": x.evictLow(Disk), "restore": x.restore, "forget": x.forget,
 		"settle": x.settle, "settle again": x.settle, "settle more": x.settle,
 		"": x.check,
 	})

@@ -48,7 +48,7 @@ type ranking struct {
 func (f *Forest) rankSnaps(t Tier, now int64, want func(*snap) bool) *ranking {
 	r := &ranking{tier: t, now: now}
 	for _, s := range f.snaps {
-		if s.on(t) && s.ticket == 0 && (t == Host || s.locks == 0) && want(s) {
+		if s.evictable(t) && want(s) {
 			r.snaps = append(r.snaps, s)
 			r.ranks = append(r.ranks, rankOf(s, t, now))
 		}

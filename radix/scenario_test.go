@@ -117,7 +117,7 @@ func (r *rig) demote(evs []Eviction) {
 			r.handle++
 			h = r.handle
 		}
-		r.f.Demoted(ev, h)
+		r.f.Demoted(ev, Host, h)
 	}
 }
 
@@ -298,7 +298,7 @@ func TestResumeReusesAllThatDetachPutAway(t *testing.T) {
 	shared, l := line(300, 1), line(700, 2, line(300, 1)...)
 	r.run("k", line(650, 3, shared...))
 	r.run("k", l)
-	r.demote(r.f.EvictPath("k", l[:699]))
+	r.demote(r.f.EvictPath("k", l[:699], Device))
 	m := r.match("k", l)
 	if m.Start() != 699 || m.Device != 256 || m.Tokens != 640 || m.Snapshot.Host == 0 {
 		t.Errorf("start %d, %d tokens, %d on the device, snapshot %+v", m.Start(), m.Tokens, m.Device, m.Snapshot)
@@ -313,7 +313,7 @@ func TestResumeReusesAllThatDetachPutAway(t *testing.T) {
 		t.Errorf("after the restore %d tokens on the device, page %+v", m.Device, m.Pages[4])
 	}
 	r.f.Unlock(&lock)
-	if evs := r.f.EvictPath("k", l[:640]); len(evs) != 3 || evs[0].Host == 0 {
+	if evs := r.f.EvictPath("k", l[:640], Device); len(evs) != 3 || evs[0].Host == 0 {
 		t.Errorf("pages with a host copy ask for a new one: %+v", evs)
 	}
 }

@@ -14,7 +14,7 @@ type Snapshot struct {
 	Slot         int32   // device state slot, or None
 	Tail         int32   // device page holding [At-At%128, At); None at a page edge or off the device
 	TailTokens   []int32 // the At%128 tokens of the tail; the tree fills it in, do not change it
-	Host         int64   // handle of slot and tail bytes together on the host, 0 none
+	Host, Disk   int64   // handles of slot and tail bytes together on the lower tiers, 0 none
 	MTPValidFrom int     // the draft layer's cache rows are valid from this token on
 }
 
@@ -33,7 +33,31 @@ func (s *snap) on(t Tier) bool {
 	if t == Device {
 		return s.Slot >= 0
 	}
-	return s.Host != 0
+	return *s.low(t) != 0
+}
+
+// low is the handle on a lower tier.
+func (s *snap) low(t Tier) *int64 {
+	if t == Host {
+		return &s.Host
+	}
+	return &s.Disk
+}
+
+// faster says whether a faster tier has the snapshot too, elsewhere whether any
+// other tier has.
+func (s *snap) faster(t Tier) bool {
+	return t > Device && s.Slot >= 0 || t > Host && s.Host != 0
+}
+
+func (s *snap) elsewhere(t Tier) bool {
+	return s.faster(t) || t < Disk && s.Disk != 0 || t < Host && s.Host != 0
+}
+
+// evictable says whether the snapshot may be picked from the tier: it is in no
+// use there.
+func (s *snap) evictable(t Tier) bool {
+	return s.on(t) && s.ticket == 0 && !s.gone && (s.locks == 0 || s.faster(t))
 }
 
 func (s *snap) stays(t Tier) bool { return s.on(t) && !s.leaving(t) }
@@ -49,8 +73,8 @@ func compareSnaps(a *snap, tail []int32) int {
 // tree, s.At of them. All full pages below must be there (ErrMissing otherwise):
 // a snapshot that no match could reach would only hold memory. It must be whole
 // on a tier. If there is one for the same tokens it stays, and takes over only
-// what it lacks: the slot and tail, the host handle. The tree retains the slot
-// and the tail page that it keeps, and owns s.Host in every case but an error.
+// what it lacks: the slot and tail, the handles. The tree retains the slot and the
+// tail page that it keeps, and owns s.Host and s.Disk in every case but an error.
 // kept says whether the given slot is now the tree's.
 func (f *Forest) Publish(key string, tokens []int32, s Snapshot, now int64) (kept bool, err error) {
 	if err := s.valid(len(tokens)); err != nil {
@@ -78,13 +102,8 @@ func (f *Forest) Publish(key string, tokens []int32, s Snapshot, now int64) (kep
 		f.setSlot(e, s.Slot, s.Tail)
 		kept = true
 	}
-	if s.Host != 0 && s.Host != e.Host {
-		if e.Host == 0 {
-			f.setSnapHost(e, s.Host)
-		} else {
-			f.freed = append(f.freed, s.Host)
-		}
-	}
+	f.addSnapLow(e, Host, s.Host)
+	f.addSnapLow(e, Disk, s.Disk)
 	// Two copies of one state may differ in how much of the draft cache was
 	// filled; the narrower claim holds for both.
 	e.MTPValidFrom = max(e.MTPValidFrom, s.MTPValidFrom)
@@ -99,7 +118,7 @@ func (s *Snapshot) valid(tokens int) error {
 	switch {
 	case s.At < 1 || s.At != tokens:
 		return fmt.Errorf("radix: publish a snapshot at %d with %d tokens", s.At, tokens)
-	case s.Slot < 0 && s.Host == 0:
+	case s.Slot < 0 && s.Host == 0 && s.Disk == 0:
 		return fmt.Errorf("radix: publish a snapshot at %d that is on no tier", s.At)
 	case s.Slot >= 0 && partial != (s.Tail >= 0):
 		return fmt.Errorf("radix: publish a snapshot at %d with slot %d and tail page %d", s.At, s.Slot, s.Tail)
@@ -138,20 +157,30 @@ func (f *Forest) clearSlot(s *snap) (slot, tail int32) {
 	return slot, tail
 }
 
-func (f *Forest) setSnapHost(s *snap, handle int64) {
-	s.Host = handle
-	f.stats.Snapshots[Host]++
+// addSnapLow gives the snapshot a copy on a lower tier; one too many is let go.
+func (f *Forest) addSnapLow(s *snap, t Tier, handle int64) {
+	h := s.low(t)
+	switch {
+	case handle == 0 || handle == *h:
+		return
+	case *h != 0:
+		f.free(t, handle)
+		return
+	}
+	*h = handle
+	f.stats.Snapshots[t]++
 	if len(s.TailTokens) > 0 {
-		f.stats.Tails[Host]++
+		f.stats.Tails[t]++
 	}
 }
 
-func (f *Forest) clearSnapHost(s *snap) int64 {
-	h := s.Host
-	s.Host = 0
-	f.stats.Snapshots[Host]--
+// clearSnapLow takes a lower tier's handle out; it is the caller's now.
+func (f *Forest) clearSnapLow(s *snap, t Tier) int64 {
+	h := *s.low(t)
+	*s.low(t) = 0
+	f.stats.Snapshots[t]--
 	if len(s.TailTokens) > 0 {
-		f.stats.Tails[Host]--
+		f.stats.Tails[t]--
 	}
 	f.version++
 	return h
@@ -170,8 +199,10 @@ func (f *Forest) removeSnap(s *snap) {
 	if s.Slot >= 0 {
 		o.slot, o.page = f.clearSlot(s)
 	}
-	if s.Host != 0 {
-		o.host = f.clearSnapHost(s)
+	for t := Host; t < tiers; t++ {
+		if s.on(t) {
+			o.low[t] = f.clearSnapLow(s, t)
+		}
 	}
 	f.letGo(s.flight, o)
 	s.gone = true
