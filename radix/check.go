@@ -122,6 +122,12 @@ func (a *audit) node(n *node) error {
 			a.stats.Pages[t]++
 		}
 	}
+	if n.pins > 0 && n.parent != nil {
+		a.stats.PinnedPages++
+	}
+	if err := n.checkPins(); err != nil {
+		return err
+	}
 	for i, s := range n.snaps {
 		if err := a.snap(n, s); err != nil {
 			return fmt.Errorf("snapshot at %d: %w", s.At, err)
@@ -147,6 +153,12 @@ func (a *audit) snap(n *node, s *snap) error {
 		return fmt.Errorf("%d locks on a page with %d", s.locks, n.locks)
 	}
 	a.snaps++
+	if s.pins > 0 {
+		a.stats.PinnedSnapshots++
+		if len(s.TailTokens) > 0 {
+			a.stats.PinnedPages++
+		}
+	}
 	for t := range tiers {
 		if !s.on(t) {
 			continue
@@ -180,6 +192,7 @@ func (a *audit) totals() error {
 	}
 	got, want := f.stats, a.stats
 	if got.Pages != want.Pages || got.Snapshots != want.Snapshots || got.Tails != want.Tails ||
+		got.PinnedPages != want.PinnedPages || got.PinnedSnapshots != want.PinnedSnapshots ||
 		got.LockedPages != want.LockedPages || got.LockedSnapshots != want.LockedSnapshots {
 		return fmt.Errorf("radix: accounts %+v, found %+v", got, want)
 	}

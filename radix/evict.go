@@ -248,6 +248,7 @@ func (f *Forest) Dropped(ev Eviction) (released bool) {
 		f.giveUpPage(n, ev.From)
 		released = true
 	case !n.carries(ev.From):
+		f.loseBelow(n)
 		f.remove(n)
 		released = true
 	}
@@ -267,6 +268,7 @@ func (f *Forest) dropSnap(s *snap, from Tier) (released bool) {
 		f.giveUpSnap(s, from)
 		released = true
 	default:
+		f.lose(s)
 		f.removeSnap(s)
 		released = true
 	}

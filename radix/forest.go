@@ -46,7 +46,8 @@ type Forest struct {
 	orphans map[uint64]orphan // evictions in flight whose entry has been dropped
 	ticket  uint64            // of the latest eviction
 	version uint64            // rises when a place that a Match has reported may be gone
-	freed   [tiers][]int64    // handles let go of since the last TakeFreed
+	lost    lost
+	freed   [tiers][]int64 // handles let go of since the last TakeFreed
 	stats   Stats
 }
 
@@ -58,6 +59,7 @@ func NewForest(pages, slots *Pool, opts Options) *Forest {
 		owner:   make([]*node, pages.Size()),
 		queues:  [tiers]queue{{tier: Device}, {tier: Host}, {tier: Disk}},
 		orphans: map[uint64]orphan{},
+		lost:    make(lost, lostEntries),
 	}
 }
 
@@ -69,14 +71,18 @@ type node struct {
 	tokens *[PageTokens]int32 // nil at a root
 	snaps  []*snap            // whose last full page this is; ascending by At, then tail
 	low    [tiers]int64       // handles on the lower tiers, 0 none
+	hash   uint64             // of all tokens up to the page's end
 	last   int64              // last use; a parent inherits it when a child leaves a tier
 	depth  int32              // pages from the start up to this one's end
 	dev    int32              // device page id, or None
 	locks  int32              // handles on this node plus locked children
+	pins   int32              // pins on this node plus pinned children
 	below  [tiers]int32       // children with a page on the tier, at or below them
 	pos    [tiers]int32       // place in the tier's queue, -1 none
 	counts [tiers]bool        // counted in the parent's below
 	gone   bool
+
+	lostSnaps bool // a snapshot on it was dropped
 	flight
 }
 
@@ -193,6 +199,7 @@ func (f *Forest) root(key string) *node {
 	n := f.roots[key]
 	if n == nil {
 		n = newNode(nil, &tree{key})
+		n.hash = keyHash(key)
 		f.roots[key] = n
 	}
 	return n
@@ -261,7 +268,7 @@ func newNode(parent *node, t *tree) *node {
 func (f *Forest) grow(n *node, page *[PageTokens]int32) *node {
 	tokens := *page
 	k := newNode(n, n.tree)
-	k.tokens = &tokens
+	k.tokens, k.hash = &tokens, chain(n.hash, tokens[:])
 	i, _ := n.search(page)
 	n.kids = slices.Insert(n.kids, i, k)
 	return k
@@ -343,10 +350,11 @@ func (f *Forest) place(n *node) {
 }
 
 // touch marks the node as used. Its ancestors need no mark while it is on the
-// device with them; past a gap the deepest ones on the device do.
+// device with them; past a gap the deepest ones on the device do. A page that has
+// been marked has had them marked.
 func (f *Forest) touch(n *node, now int64) {
-	for n != nil {
-		n.last = max(n.last, now)
+	for n != nil && n.last < now {
+		n.last = now
 		f.place(n)
 		if n.dev >= 0 {
 			return

@@ -17,6 +17,8 @@ type Match struct {
 	Found    bool     // there is a usable snapshot
 	Snapshot Snapshot // the deepest one: At may be past Tokens by an exact tail
 	Branch   int      // the page edge where pages go deeper than the snapshot: one here would pay; 0 none
+	Common   int      // tokens in common with the nearest known path: past Tokens by a part of a page
+	Evicted  bool     // the next page, or a deeper snapshot, was there and was dropped for room
 
 	forest  *Forest
 	node    *node
@@ -42,6 +44,7 @@ func (f *Forest) Match(key string, line []int32, m *Match) {
 	n := f.roots[key]
 	if n == nil || len(line) == 0 {
 		m.Pages = pages
+		m.Evicted = n == nil && len(line) > PageTokens && f.lost.has(chain(keyHash(key), line[:PageTokens]))
 		return
 	}
 	limit := len(line) - 1
@@ -72,6 +75,8 @@ func (f *Forest) Match(key string, line []int32, m *Match) {
 	if m.Tokens > m.Start() {
 		m.Branch = m.Tokens
 	}
+	m.Common = n.common(line, limit)
+	m.Evicted = f.evicted(n, line, limit, m.Start())
 }
 
 // Snapshots counts the usable snapshots on a line: those that Match could choose
@@ -149,10 +154,7 @@ func (f *Forest) Lock(m *Match) Lock {
 	l := Lock{node: m.node, snap: m.snap}
 	f.lockNode(l.node)
 	if l.snap != nil {
-		l.snap.locks++
-		if l.snap.locks == 1 && l.snap.Slot >= 0 {
-			f.stats.LockedSnapshots++
-		}
+		f.lockSnap(l.snap)
 	}
 	return l
 }
@@ -191,6 +193,13 @@ func (f *Forest) Unlock(l *Lock) {
 	n := l.node
 	l.node = nil
 	f.unlockNode(n)
+}
+
+func (f *Forest) lockSnap(s *snap) {
+	s.locks++
+	if s.locks == 1 && s.Slot >= 0 {
+		f.stats.LockedSnapshots++
+	}
 }
 
 func (f *Forest) lockNode(n *node) {

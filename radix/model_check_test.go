@@ -66,9 +66,11 @@ func (x *machine) check(t *rapid.T) {
 			t.Fatalf("slot %d has %d references, want %d", id, got, n)
 		}
 	}
+	want.PinnedPages, want.PinnedSnapshots = x.pinCounts()
 	got := x.f.Stats()
 	if got.Pages != want.Pages || got.Snapshots != want.Snapshots || got.LockedPages != want.LockedPages ||
-		got.LockedSnapshots != want.LockedSnapshots || got.InFlight != want.InFlight {
+		got.LockedSnapshots != want.LockedSnapshots || got.InFlight != want.InFlight ||
+		got.PinnedPages != want.PinnedPages || got.PinnedSnapshots != want.PinnedSnapshots {
 		t.Fatalf("stats %+v, want %+v", got, want)
 	}
 	for _, h := range append(x.f.TakeFreed(Host, nil), x.f.TakeFreed(Disk, nil)...) {
@@ -99,6 +101,10 @@ func (x *machine) drain(t *rapid.T) {
 		}
 	}
 	x.seqs = nil
+	for _, p := range x.pins {
+		x.f.Unpin(&p.pin)
+	}
+	x.pins = nil
 	for {
 		evs := append(x.f.EvictSlots(modelSlots, x.tick()), x.f.EvictPages(modelPages, x.now)...)
 		evs = append(evs, x.f.EvictHost(1<<40, x.now)...)

@@ -2,6 +2,7 @@ package radix
 
 import (
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 
@@ -281,6 +282,8 @@ func (x *machine) restore(t *rapid.T) {
 func (x *machine) forget(t *rapid.T) {
 	key, line := x.drawLine(t)
 	x.f.ForgetStored(key, line)
+	before := maps.Clone(x.lost)
+	defer func() { x.lost = before }() // not for room
 	for at := 1; at <= len(line); at++ {
 		n := name(key, line[:at])
 		if p := x.mp[n]; at%PageTokens == 0 && (p == nil || p.dev < 0) {

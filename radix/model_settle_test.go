@@ -154,6 +154,7 @@ func (x *machine) losePages(top string) {
 		} else {
 			x.freeAll(q.low)
 		}
+		x.lost[o] = true
 		delete(x.mp, o)
 	}
 }
@@ -165,5 +166,6 @@ func (x *machine) loseSnap(n string) {
 	} else {
 		x.freeAll(s.low)
 	}
+	x.lost[n+"+"] = true
 	delete(x.ms, n)
 }

@@ -56,7 +56,9 @@ type machine struct {
 	slots   *Pool
 	mp      map[string]*modelPage
 	ms      map[string]*modelSnap
+	lost    map[string]bool // dropped for room; snapshots with a "+" behind
 	seqs    []*modelSeq
+	pins    []*modelPin
 	flights []*modelFlight
 	freed   map[int64]int // by handle; those of two tiers differ
 	now     int64
@@ -75,7 +77,7 @@ func newMachine() *machine {
 	return &machine{
 		f:     NewForest(pages, slots, Options{PageBytes: 10, SlotBytes: 100}),
 		pages: pages, slots: slots,
-		mp: map[string]*modelPage{}, ms: map[string]*modelSnap{}, freed: map[int64]int{},
+		mp: map[string]*modelPage{}, ms: map[string]*modelSnap{}, freed: map[int64]int{}, lost: map[string]bool{},
 	}
 }
 
@@ -126,11 +128,11 @@ func (x *machine) tick() int64 { x.now++; return x.now }
 func (x *machine) newHandle() int64 { x.handle++; return x.handle }
 
 func (x *machine) pageLocked(name string) bool {
-	return slices.ContainsFunc(x.seqs, func(s *modelSeq) bool { return strings.HasPrefix(s.locked, name) })
+	return x.pinned(name) || slices.ContainsFunc(x.seqs, func(s *modelSeq) bool { return strings.HasPrefix(s.locked, name) })
 }
 
 func (x *machine) snapLocked(name string) bool {
-	return slices.ContainsFunc(x.seqs, func(s *modelSeq) bool { return s.lockSnap == name })
+	return x.snapPinned(name) || slices.ContainsFunc(x.seqs, func(s *modelSeq) bool { return s.lockSnap == name })
 }
 
 // deepest returns the name of the deepest page present with all before it.
@@ -186,8 +188,11 @@ func (x *machine) match(t *rapid.T, key string, line []int32) {
 	if want.Tokens > want.Snapshot.At {
 		want.Branch = want.Tokens
 	}
+	want.Common = x.common(name(key, line[:limit]))
+	want.Evicted = x.evicted(key, line[:limit], want.Tokens, want.Start())
 	got := x.m
 	if got.Tokens != want.Tokens || got.Device != want.Device || !slices.Equal(got.Pages, want.Pages) || got.Branch != want.Branch ||
+		got.Common != want.Common || got.Evicted != want.Evicted ||
 		got.Found != want.Found || fmt.Sprint(got.Snapshot) != fmt.Sprint(want.Snapshot) {
 		t.Fatalf("Match of %d tokens: got %+v\nwant %+v\n%s", len(line), got, want, before)
 	}
@@ -412,6 +417,7 @@ func runModel(t *rapid.T) {
 		"match":      func(t *rapid.T) { key, line := x.drawLine(t); x.match(t, key, line) },
 		"evictPages": x.evictPages, "evictSlots": x.evictSlots,
 		"evictHost": x.evictLow(Host), "evictDisk": x.evictLow(Disk), "restore": x.restore, "forget": x.forget,
+		"pin": x.pin, "unpin": x.unpin,
 		"settle": x.settle, "settle again": x.settle, "settle more": x.settle,
 		"": x.check,
 	})

@@ -32,8 +32,8 @@ func (f *Forest) Restore(key string, tokens []int32, t Tier, handle int64, now i
 		return nil
 	}
 	f.setLow(k, t, handle)
-	k.last = max(k.last, now)
 	f.refresh(k)
+	f.touch(k, now)
 	return nil
 }
 

@@ -24,6 +24,7 @@ type snap struct {
 	node  *node
 	last  int64
 	locks int32
+	pins  int32
 	index int // in Forest.snaps
 	gone  bool
 	flight

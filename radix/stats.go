@@ -12,6 +12,8 @@ type Stats struct {
 	LockedPages     int   // device pages that are in use
 	LockedSnapshots int   // device slots that are in use
 	LockedBytes     int64 // of these; tails of locked snapshots not counted
+	PinnedPages     int   // pages, on any tier, and tails that pins name
+	PinnedSnapshots int   // snapshots that pins name
 	EvictableBytes  int64 // device bytes but the locked ones
 	InFlight        int   // evictions of dropped entries still to be settled
 
