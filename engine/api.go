@@ -29,6 +29,7 @@ var (
 	ErrRange        = errors.New("offset is outside the line")
 	ErrBusy         = errors.New("a turn is running on this timeline")
 	ErrLine         = errors.New("line does not extend the timeline's tokens")
+	ErrNoDisk       = errors.New("there is no disk tier")
 )
 
 // MaxUncommitted is how many tokens a Run may be ahead of Ack; at the limit the loop leaves the Run out of its batches
@@ -50,7 +51,7 @@ const (
 	ColdNew        = "new"         // nothing of the line was known
 	ColdDiverged   = "diverged"    // only a beginning of it was
 	ColdNoSnapshot = "no_snapshot" // caches were there, the state was not: replayed from an earlier one
-	ColdCorrupt    = "corrupt"     // bytes from another tier failed their checksum
+	ColdCorrupt    = "corrupt"     // bytes from another tier could not be read or failed their checksum
 )
 
 // Residency is where a Seq's consumed tokens are cached: tokens by tier, and the number of its snapshots.
@@ -64,8 +65,11 @@ type Residency struct {
 // Tier names where Detach puts exclusive pages and states.
 type Tier string
 
-// TierHost is host memory, today's only tier below the device.
-const TierHost Tier = "host"
+// Tiers below the device.
+const (
+	TierHost Tier = "host"
+	TierDisk Tier = "disk"
+)
 
 // OpenOptions refine Open. The zero value is an ordinary line in the shared cache.
 type OpenOptions struct {
@@ -147,6 +151,7 @@ type Stats struct {
 	SlotsUsed, SlotsTotal    int
 	PageBytes, SlotBytes     int64 // of one page's slab with its padding, of one state slot
 	HostBytes, HostBytesMax  int64
+	DiskBytes, DiskBytesMax  int64
 	Seqs, SeqsCold           int
 	QueueDepth, Running      int
 	Prefilling               int
@@ -154,6 +159,10 @@ type Stats struct {
 	RowsPrefill, RowsDecode  int64
 	TokensGenerated          int64
 	TokensDevice, TokensHost int64 // restored, by tier
+	TokensDisk               int64
+	RestoresFailed           int64 // whose bytes could not be read or were corrupt
+	CheckedSnapshots         int64 // by CheckCache
+	CheckMismatches          int64
 	TokensRecomputed         int64
 	TokensPreempted          int64 // recomputed because a Seq was preempted, not counted above
 	Preemptions              int64

@@ -1,14 +1,13 @@
 package engine
 
 import (
-	"errors"
 	"fmt"
 
 	"rocket/radix"
 )
 
-// reservePages takes references to the matched pages; for those that only the host has, it reserves device pages and
-// notes the copies.
+// reservePages takes references to the matched pages; for those that only a lower tier has, it reserves device pages
+// and notes the copies.
 func (e *Engine) reservePages(j *restoring, m *radix.Match) error {
 	for i, place := range m.Pages {
 		if place.Device != radix.None {
@@ -21,7 +20,7 @@ func (e *Engine) reservePages(j *restoring, m *radix.Match) error {
 			return fmt.Errorf("restore page %d of %d: %w", i, len(m.Pages), err)
 		}
 		j.pages = append(j.pages, id)
-		j.copies = append(j.copies, hostCopy{handle: place.Host, page: id, slot: radix.None})
+		j.copies = append(j.copies, blobCopy{blob: blobOf(place.Host, place.Disk), page: id, slot: radix.None})
 		j.adopt = true
 	}
 	j.have = m.Tokens
@@ -44,7 +43,7 @@ func (e *Engine) reserveState(j *restoring, m *radix.Match) error {
 			j.pages = append(j.pages, snap.Tail)
 		}
 	} else {
-		c := hostCopy{handle: snap.Host, page: radix.None}
+		c := blobCopy{blob: blobOf(snap.Host, snap.Disk), page: radix.None}
 		var err error
 		if c.slot, err = e.allocSlot(); err != nil {
 			return fmt.Errorf("restore state at %d: %w", snap.At, err)
@@ -65,23 +64,29 @@ func (e *Engine) reserveState(j *restoring, m *radix.Match) error {
 		j.tail = c.page
 	}
 	j.have = max(j.have, j.at)
-	j.hostTokens = hostTokens(m)
+	j.host, j.disk = storedTokens(m)
 	return nil
 }
 
-// hostTokens is how many of the restored tokens need bytes from the host: those of host-only pages below the state,
-// and those since the last page edge when the state itself is there.
-func hostTokens(m *radix.Match) int {
-	n := 0
-	for _, place := range m.Pages[:min(len(m.Pages), m.Snapshot.At/radix.PageTokens)] {
-		if place.Device == radix.None {
-			n += radix.PageTokens
+// storedTokens is how many of the restored tokens need bytes from the host and from the disk: those of pages below the
+// state that the device lacks, and those since the last page edge when the state itself is there.
+func storedTokens(m *radix.Match) (host, disk int) {
+	add := func(b blob, n int) {
+		if b.tier == radix.Host {
+			host += n
+		} else {
+			disk += n
 		}
 	}
-	if m.Snapshot.Slot == radix.None {
-		n += m.Snapshot.At % radix.PageTokens
+	for _, place := range m.Pages[:min(len(m.Pages), m.Snapshot.At/radix.PageTokens)] {
+		if place.Device == radix.None {
+			add(blobOf(place.Host, place.Disk), radix.PageTokens)
+		}
 	}
-	return n
+	if snap := m.Snapshot; snap.Slot == radix.None {
+		add(blobOf(snap.Host, snap.Disk), snap.At%radix.PageTokens)
+	}
+	return host, disk
 }
 
 // abandon lets go of what a restore that will not happen had taken.
@@ -114,97 +119,6 @@ func (e *Engine) adopt(s *Seq, j *restoring) {
 	}
 }
 
-// evict makes room on the device: victims go to the host while it has room, else they are dropped.
-func (e *Engine) evict(victims []radix.Eviction) {
-	e.hostRoom(victims)
-	for _, v := range victims {
-		e.settle(v, e.copyOut(v))
-	}
-	e.freeHost()
-}
-
-// hostRoom gives up host copies, oldest first, until the host has room for the victims that it has no copy of, or
-// nothing is left to give up.
-func (e *Engine) hostRoom(victims []radix.Eviction) {
-	if e.host == nil {
-		return
-	}
-	over := e.host.Bytes() - e.host.Max()
-	for _, v := range victims {
-		if v.Host == 0 {
-			over += v.Bytes
-		}
-	}
-	if over <= 0 {
-		return
-	}
-	for _, v := range e.forest.EvictHost(over, e.now()) {
-		e.forest.Dropped(v)
-	}
-	e.freeHost()
-}
-
-// outcome is what became of an eviction's bytes.
-type outcome struct {
-	handle int64
-	err    error // nil: copied (or the host has it already); tier.ErrFull: no room
-}
-
-// copyOut copies an eviction's bytes to the host. It may run off the loop: the tree holds the references meanwhile.
-func (e *Engine) copyOut(v radix.Eviction) outcome {
-	if v.Host != 0 {
-		return outcome{handle: v.Host}
-	}
-	if e.host == nil {
-		return outcome{err: errNoHost}
-	}
-	var parts [][]byte
-	if v.Slot != radix.None {
-		b := make([]byte, e.layout.SlotBytes)
-		if err := e.slots.Read(int(v.Slot)*e.layout.SlotStride, b); err != nil {
-			return outcome{err: err}
-		}
-		parts = append(parts, b)
-	}
-	if v.Page != radix.None {
-		b := make([]byte, e.layout.SlabBytes)
-		if err := e.pages.Read(int(v.Page)*e.layout.PageStride, b); err != nil {
-			return outcome{err: err}
-		}
-		parts = append(parts, b)
-	}
-	handle, err := e.host.Put(parts...)
-	return outcome{handle, err}
-}
-
-var errNoHost = errors.New("no host tier")
-
-// settle tells the tree what became of an eviction. Without room below, the entry is dropped: it can be recomputed.
-func (e *Engine) settle(v radix.Eviction, o outcome) {
-	if o.err != nil {
-		e.forest.Dropped(v)
-	} else {
-		e.forest.Demoted(v, radix.Host, o.handle)
-	}
-	if v.Slot != radix.None {
-		e.stats.EvictedSnapshots++
-	} else {
-		e.stats.EvictedPages++
-	}
-}
-
-// freeHost drops host blobs that the tree no longer names.
-func (e *Engine) freeHost() {
-	if e.host == nil {
-		return
-	}
-	for _, h := range e.forest.TakeFreed(radix.Host, nil) {
-		if err := e.host.Drop(h); err != nil {
-			e.opts.Log.Error("drop host blob failed", "error", err)
-		}
-	}
-}
-
 // starved handles a timeline that found no room. The youngest other run is preempted: its pages go to the tree, from
 // where this step's next tries may evict them, and it replays later. Idle timelines are parked before that. A run
 // that is alone and still finds no room ends with ErrPoolFull.
@@ -214,7 +128,7 @@ func (e *Engine) starved(s *Seq, r *Run) {
 		return
 	}
 	if r == nil {
-		e.behind = removeSeq(e.behind, s) // somebody else's turn; a Run of its own will try again
+		e.unfollow(s) // somebody else's turn; a Run of its own will try again
 		return
 	}
 	for i := len(e.running) - 1; i >= 0; i-- {
@@ -275,7 +189,7 @@ func (e *Engine) parkIdle(s *Seq) bool {
 	if oldest == nil {
 		return false
 	}
-	e.behind = removeSeq(e.behind, oldest)
+	e.unfollow(oldest)
 	e.park(oldest)
 	return true
 }

@@ -21,6 +21,7 @@ const (
 	DefaultPageBytes     = 1 << 30   // page arena
 	DefaultSnapshotBytes = 512 << 20 // state slots: live timelines and snapshots
 	DefaultHostBytes     = 2 << 30
+	DefaultDiskBytes     = 8 << 30
 	DefaultPrefillRows   = 256 // rows of one step; bounds how long a decode waits behind somebody's prompt
 	DefaultMaxSeqs       = 64  // timelines in one step; further runs wait in the queue
 	DefaultQueueLen      = 256 // waiting runs; one more is refused with ErrQueueFull
@@ -33,7 +34,9 @@ type Options struct {
 	Tokenizer *tokenizer.Tokenizer // nil: no stop strings
 	Name      string               // of the model, for people
 
-	PageBytes, SnapshotBytes, HostBytes int64 // HostBytes < 0: no host tier
+	PageBytes, SnapshotBytes, HostBytes int64  // HostBytes < 0: no host tier
+	DiskDir                             string // "": no disk tier
+	DiskBytes                           int64
 	PrefillRows, MaxSeqs, QueueLen      int
 	Log                                 *slog.Logger
 }
@@ -47,7 +50,9 @@ type Engine struct {
 	closing  chan struct{}
 	stopped  chan struct{}
 	closed   sync.Once
-	host     *tier.Host // nil without a host tier
+	host     *tier.Host     // nil without a host tier
+	disk     *tier.Disk     // nil without a disk tier
+	io       sync.WaitGroup // copies off the loop
 
 	// Only the loop from here on.
 	plan           *kernels.Plan
@@ -67,9 +72,22 @@ type Engine struct {
 	batch          batch
 	match          radix.Match // scratch
 	canon          []int32     // scratch
+	line           []int32     // scratch
+	chains         chains      // scratch
+	spooling       bool        // host copies are on their way to the disk
 	order          int64
 	retry          bool // this step made room without finding work: look again instead of sleeping
 	stats          Stats
+
+	fail func(what string) error // tests: fails an allocation or a copy, called from anywhere; nil: none
+}
+
+// fault asks a test whether this operation fails.
+func (e *Engine) fault(what string) error {
+	if e.fail == nil {
+		return nil
+	}
+	return e.fail(what)
 }
 
 // New allocates the arenas and starts the loop. Close stops it.
@@ -111,6 +129,10 @@ func New(opts Options) (*Engine, error) {
 	e.stats.PagesTotal, e.stats.SlotsTotal = nPages, nSlots
 	e.stats.PageBytes, e.stats.SlotBytes = pageStride, slotStride
 	e.stats.HostBytesMax = max(0, opts.HostBytes)
+	if err := e.openDisk(); err != nil {
+		e.free()
+		return nil, err
+	}
 	digest := ""
 	if opts.Tokenizer != nil {
 		digest = opts.Tokenizer.Digest()
@@ -131,6 +153,7 @@ func defaults(o *Options) {
 	set(&o.PageBytes, DefaultPageBytes)
 	set(&o.SnapshotBytes, DefaultSnapshotBytes)
 	set(&o.HostBytes, DefaultHostBytes)
+	set(&o.DiskBytes, DefaultDiskBytes)
 	for _, p := range []struct {
 		v *int
 		d int
@@ -151,10 +174,20 @@ func (e *Engine) Close() {
 	e.closed.Do(func() {
 		close(e.closing)
 		<-e.stopped
-		e.plan.Free()
-		e.pages.Free()
-		e.slots.Free()
+		e.io.Wait()
+		e.free()
 	})
+}
+
+func (e *Engine) free() {
+	e.plan.Free()
+	e.pages.Free()
+	e.slots.Free()
+	if e.disk != nil {
+		if err := e.disk.Close(); err != nil {
+			e.opts.Log.Error("close disk tier failed", "error", err)
+		}
+	}
 }
 
 // Info names the model, its digests and its numeric class.
@@ -227,7 +260,7 @@ func (e *Engine) start(s *Seq, r *Run, line []int32) error {
 	if !s.cold {
 		e.planCaptures(s)
 	}
-	e.behind = removeSeq(e.behind, s)
+	e.unfollow(s)
 	e.queue = append(e.queue, r)
 	return nil
 }
@@ -251,6 +284,9 @@ func (e *Engine) snapshotStats() Stats {
 	st.QueueDepth, st.Running = len(e.queue), len(e.running)
 	if e.host != nil {
 		st.HostBytes = e.host.Bytes()
+	}
+	if e.disk != nil {
+		st.DiskBytes, st.DiskBytesMax = e.disk.Bytes(), e.disk.Max()
 	}
 	return st
 }

@@ -200,7 +200,7 @@ func (e *Engine) schedule(s *Seq, r *Run, budget int) {
 		want--
 	}
 	if want <= 0 {
-		e.behind = removeSeq(e.behind, s)
+		e.unfollow(s)
 		return
 	}
 	rows := min(want, budget, e.opts.PrefillRows)
@@ -227,7 +227,7 @@ func (e *Engine) runBatch(b *batch) {
 	b.Logits = b.Logits[:need]
 	began := time.Now()
 	if err := e.plan.Run(&b.Batch); err != nil {
-		e.fault(b, fmt.Errorf("run step of %d rows: %w", len(b.Tokens), err))
+		e.faulted(b, fmt.Errorf("run step of %d rows: %w", len(b.Tokens), err))
 		return
 	}
 	e.stats.Steps++
@@ -351,12 +351,12 @@ func (e *Engine) finish(r *Run, reason string, err error) {
 	s.report()
 }
 
-// fault ends every run of a batch that the device refused; their timelines fall back to the tree. What they hold is
+// faulted ends every run of a batch that the device refused; their timelines fall back to the tree. What they hold is
 // let go of first: the step may have touched it, so it must not be published.
-func (e *Engine) fault(b *batch, err error) {
+func (e *Engine) faulted(b *batch, err error) {
 	e.opts.Log.Error("device step failed", "error", err)
 	for _, s := range b.seqs {
-		e.behind = removeSeq(e.behind, s)
+		e.unfollow(s)
 		e.drop(s)
 		if s.run != nil {
 			e.finish(s.run, FinishError, err)

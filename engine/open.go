@@ -2,13 +2,14 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
 	"rocket/radix"
 )
 
-// Open makes a timeline of line. It matches the tree on the device and in host memory, restores the deepest state, and
+// Open makes a timeline of line. It matches the tree on every tier, restores the deepest state, and
 // says what it found; the rest, up to the pending token, is prefilled behind unless opts.Lazy. line may be empty.
 // The Seq must be given back by Release or Detach.
 func (e *Engine) Open(ctx context.Context, line []int32, opts OpenOptions) (*Seq, Restored, error) {
@@ -55,7 +56,7 @@ func (e *Engine) release(s *Seq) {
 	if s.run != nil {
 		e.finish(s.run, FinishCancelled, nil)
 	}
-	e.behind = removeSeq(e.behind, s)
+	e.unfollow(s)
 	s.dead = true
 	if s.moving {
 		return // endRestore lets go of it
@@ -68,6 +69,15 @@ func (e *Engine) release(s *Seq) {
 func (e *Engine) follow(s *Seq) {
 	if len(s.line)-1 > s.consumed && !slices.Contains(e.behind, s) {
 		e.behind = append(e.behind, s)
+	}
+}
+
+// unfollow stops filling s behind.
+func (e *Engine) unfollow(s *Seq) {
+	e.behind = removeSeq(e.behind, s)
+	if s.filled != nil {
+		close(s.filled)
+		s.filled = nil
 	}
 }
 
@@ -89,10 +99,10 @@ type restoring struct {
 	spare      []int32 // reserved for a blob's partial page that s does not use
 	slot       int32
 	at, have   int // state position, cached tokens
-	hostTokens int
+	host, disk int // tokens that come from there
 	reason     string
 	lock       radix.Lock
-	copies     []hostCopy
+	copies     []blobCopy
 	adopt      bool  // some device copies are new to the tree
 	tail       int32 // the state's partial page as the tree should know it, or radix.None
 	err        error
@@ -103,9 +113,23 @@ func nothing(reason string) *restoring {
 	return &restoring{slot: radix.None, tail: radix.None, reason: reason}
 }
 
-// hostCopy brings one host blob to the device: a page's slab, or a state slot with its partial page.
-type hostCopy struct {
-	handle     int64
+// blob names stored bytes: a page's slab, or a state with its partial page.
+type blob struct {
+	tier   radix.Tier
+	handle int64
+}
+
+// blobOf chooses the faster of an entry's copies.
+func blobOf(host, disk int64) blob {
+	if host != 0 {
+		return blob{radix.Host, host}
+	}
+	return blob{radix.Disk, disk}
+}
+
+// blobCopy brings one blob to the device.
+type blobCopy struct {
+	blob
 	page, slot int32 // radix.None: not part of it
 }
 
@@ -134,7 +158,8 @@ func (e *Engine) endFetch(ctx context.Context, s *Seq, job *restoring) error {
 	})
 }
 
-// restoreInLoop restores s for a step. It returns false when there is no room now.
+// restoreInLoop restores s for a step. It returns false when s cannot go on in this step: there is no room now, or its
+// bytes are being copied in.
 func (e *Engine) restoreInLoop(s *Seq, r *Run) bool {
 	// Make room for the others' next tokens too, or the youngest is restored only to be preempted again.
 	if s.preempted && (e.pageIDs.Free() < len(e.running) || e.slotIDs.Free() < 1) {
@@ -146,28 +171,48 @@ func (e *Engine) restoreInLoop(s *Seq, r *Run) bool {
 		e.starved(s, r)
 		return false
 	}
-	e.copyIn(job)
-	e.endRestore(s, job)
-	if s.preempted {
-		e.stats.TokensPreempted += int64(max(0, len(s.line)-1-s.consumed))
-		s.preempted = false
+	end := func() {
+		e.endRestore(s, job)
+		if s.preempted {
+			e.stats.TokensPreempted += int64(max(0, len(s.line)-1-s.consumed))
+			s.preempted = false
+		}
+		e.planCaptures(s)
 	}
-	e.planCaptures(s)
-	return true
+	if len(job.copies) == 0 {
+		end()
+		return true
+	}
+	e.io.Go(func() {
+		e.copyIn(job)
+		_ = e.do(context.Background(), end) // closed: shutdown has let go of everything
+	})
+	return false
 }
 
 // beginRestore matches s's line and takes references to everything that will be used. It returns nil when there is no
 // room for what has to come from another tier.
 func (e *Engine) beginRestore(s *Seq) *restoring {
-	j := nothing("")
 	if s.fresh || len(s.line) < 2 {
 		s.moving = true
-		return j
+		return nothing("")
 	}
 	m := &e.match
 	e.forest.Match(s.ns, s.line, m)
-	j.lock = e.forest.Lock(m)
+	lock := e.forest.Lock(m)
 	e.forest.Touch(m, e.now())
+	j := e.reserve(m, lock)
+	if j != nil {
+		j.reason = coldReason(j, m, len(s.line)-1)
+		s.moving = true
+	}
+	return j
+}
+
+// reserve takes references to what m found, and room for what has to be copied. The lock is the restore's from now on.
+func (e *Engine) reserve(m *radix.Match, lock radix.Lock) *restoring {
+	j := nothing("")
+	j.lock = lock
 	err := e.reservePages(j, m)
 	if err == nil {
 		err = e.reserveState(j, m)
@@ -176,8 +221,6 @@ func (e *Engine) beginRestore(s *Seq) *restoring {
 		e.abandon(j)
 		return nil
 	}
-	j.reason = coldReason(j, m, len(s.line)-1)
-	s.moving = true
 	return j
 }
 
@@ -195,32 +238,23 @@ func coldReason(j *restoring, m *radix.Match, want int) string {
 
 // copyIn moves the bytes. It needs no ownership: the targets are reserved for this restore alone.
 func (e *Engine) copyIn(j *restoring) {
-	for _, c := range j.copies {
-		parts, err := e.host.Get(c.handle)
-		if err == nil {
-			err = e.copyBlob(c, parts)
-		}
-		if err != nil {
-			j.err = err
-			return
-		}
-	}
+	errs := make([]error, len(j.copies))
+	parallel(len(errs), func(i int) { errs[i] = e.copyBlob(j.copies[i]) })
+	j.err = errors.Join(errs...)
 }
 
-func (e *Engine) copyBlob(c hostCopy, parts [][]byte) error {
+func (e *Engine) copyBlob(c blobCopy) error {
+	parts, err := e.storedBytes(c.blob, c.slot != radix.None, c.page != radix.None)
+	if err != nil {
+		return err
+	}
 	if c.slot != radix.None {
-		if len(parts) == 0 || len(parts[0]) != e.layout.SlotBytes {
-			return fmt.Errorf("host blob %d is no state of %d bytes", c.handle, e.layout.SlotBytes)
-		}
 		if err := e.slots.Write(int(c.slot)*e.layout.SlotStride, parts[0]); err != nil {
 			return fmt.Errorf("restore state: %w", err)
 		}
 		parts = parts[1:]
 	}
 	if c.page != radix.None {
-		if len(parts) != 1 || len(parts[0]) != e.layout.SlabBytes {
-			return fmt.Errorf("host blob %d is no page of %d bytes", c.handle, e.layout.SlabBytes)
-		}
 		if err := e.pages.Write(int(c.page)*e.layout.PageStride, parts[0]); err != nil {
 			return fmt.Errorf("restore page: %w", err)
 		}
@@ -232,10 +266,11 @@ func (e *Engine) copyBlob(c hostCopy, parts [][]byte) error {
 func (e *Engine) endRestore(s *Seq, j *restoring) {
 	s.moving = false
 	if j.err != nil {
-		e.opts.Log.Warn("restore from host failed, recomputing", "error", j.err)
+		e.opts.Log.Warn("restore failed, recomputing", "error", j.err)
+		e.stats.RestoresFailed++
 		e.abandon(j)
 		e.forest.ForgetStored(s.ns, s.line)
-		e.freeHost()
+		e.letGo()
 		j = nothing(ColdCorrupt)
 	}
 	if s.dead {
@@ -246,14 +281,15 @@ func (e *Engine) endRestore(s *Seq, j *restoring) {
 	s.pages, s.slot, s.consumed, s.have = j.pages, j.slot, j.at, j.have
 	s.lock = j.lock
 	e.forest.UnlockSnapshot(&s.lock) // s holds a reference of its own
-	s.cold, s.coldReason, s.fromHost = false, j.reason, j.hostTokens
+	s.cold, s.coldReason, s.fromHost, s.fromDisk = false, j.reason, j.host, j.disk
 	s.inserted = j.have / radix.PageTokens * radix.PageTokens
 	s.lastCapture = j.at
 	if !s.fresh {
 		s.snapshots = e.forest.Snapshots(s.ns, s.line)
 	}
-	e.stats.TokensHost += int64(j.hostTokens)
-	e.stats.TokensDevice += int64(j.at - j.hostTokens)
+	e.stats.TokensHost += int64(j.host)
+	e.stats.TokensDisk += int64(j.disk)
+	e.stats.TokensDevice += int64(j.at - j.host - j.disk)
 	if j.adopt {
 		e.adopt(s, j)
 	}

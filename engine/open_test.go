@@ -69,7 +69,7 @@ func TestFaultPublishesNothing(t *testing.T) {
 			return
 		}
 		at = s.consumed
-		e.fault(&batch{seqs: []*Seq{s}}, broken)
+		e.faulted(&batch{seqs: []*Seq{s}}, broken)
 		e.forest.Match(s.ns, s.line, &e.match)
 		if e.match.Start() == at && e.match.Snapshot.Slot != radix.None {
 			snaps++

@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"rocket/engine/tier"
 )
 
 var (
@@ -25,11 +27,8 @@ func TestRandomOperations(t *testing.T) {
 	}
 	for _, seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			w := &world{t: t, r: rand.New(rand.NewPCG(seed, 99)), truth: map[string]*Run{}}
-			w.e = newTestEngine(t, 14, 9, func(o *Options) {
-				o.HostBytes = int64(20 * o.Model.Layout().PageStride) // the host tier fills up too
-				o.PrefillRows = 48
-			})
+			w := &world{t: t, r: rand.New(rand.NewPCG(seed, 99)), truth: map[string]*Run{}, disk: t.TempDir()}
+			w.start()
 			w.ref = newTestEngine(t, 64, 8, nil)
 			for step := range *randomSteps {
 				w.step(step)
@@ -37,9 +36,7 @@ func TestRandomOperations(t *testing.T) {
 					t.Fatalf("after operation %d: %v", step, err)
 				}
 			}
-			st := w.e.Stats()
-			t.Logf("%d forks, %d snapshots, evicted %d pages and %d snapshots, %d tokens from the device, %d from the host, %d recomputed",
-				st.Forks, st.Snapshots, st.EvictedPages, st.EvictedSnapshots, st.TokensDevice, st.TokensHost, st.TokensRecomputed)
+			w.log()
 			for _, n := range slices.Clone(w.nodes) {
 				w.release(n)
 			}
@@ -54,6 +51,49 @@ type world struct {
 	ref   *Engine
 	nodes []*timeline
 	truth map[string]*Run // cold runs by line
+	disk  string
+}
+
+// start opens an engine with tiers that are too small as well.
+func (w *world) start() {
+	w.e = newTestEngine(w.t, 14, 9, func(o *Options) {
+		l := o.Model.Layout()
+		o.HostBytes = int64(20*l.SlabBytes + 8*l.SlotBytes)
+		o.DiskDir, o.DiskBytes = w.disk, int64(80*l.PageStride)
+		o.PrefillRows = 48
+	})
+}
+
+func (w *world) log() {
+	st := w.e.Stats()
+	w.t.Logf("%d forks, %d snapshots, evicted %d pages and %d snapshots, tokens: %d from the device, %d from the host, %d from the disk, %d recomputed",
+		st.Forks, st.Snapshots, st.EvictedPages, st.EvictedSnapshots, st.TokensDevice, st.TokensHost, st.TokensDisk, st.TokensRecomputed)
+}
+
+// crash ends the engine, at times after saving, and starts another one on the same disk. Only lines survive.
+func (w *world) crash() {
+	w.log()
+	for _, n := range w.nodes {
+		if n.s != nil {
+			w.e.Release(n.s)
+			n.s = nil
+		}
+	}
+	if w.r.IntN(2) == 0 {
+		if _, err := w.e.Save(w.t.Context()); err != nil && !errors.Is(err, tier.ErrFull) {
+			w.t.Fatal(err)
+		}
+	}
+	w.e.Close()
+	w.start()
+}
+
+// check proves a sample of the cache.
+func (w *world) check() {
+	got, err := w.e.CheckCache(w.t.Context(), 0.3, w.r.Uint64())
+	if err != nil || len(got.Mismatches) > 0 {
+		w.t.Fatalf("cache check %+v, error %v", got, err)
+	}
 }
 
 type timeline struct {
@@ -68,6 +108,14 @@ func (w *world) step(n int) {
 		return
 	}
 	node := w.nodes[w.r.IntN(len(w.nodes))]
+	switch k := w.r.IntN(50); {
+	case k == 49:
+		w.crash()
+		return
+	case k >= 47:
+		w.check()
+		return
+	}
 	switch k := w.r.IntN(12); {
 	case k == 0 && len(w.nodes) < 8:
 		w.open()
@@ -107,7 +155,7 @@ func (w *world) resume(node *timeline) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if sum := got.Device + got.Host + got.Recomputed; sum != len(node.line)-1 {
+	if sum := got.Device + got.Host + got.Disk + got.Recomputed; sum != len(node.line)-1 {
 		w.t.Fatalf("restored %+v of a line of %d", got, len(node.line))
 	}
 	node.s = s
@@ -133,11 +181,15 @@ func (w *world) detach(node *timeline) {
 	if node.s == nil {
 		return
 	}
-	res, err := w.e.Detach(w.t.Context(), node.s, TierHost)
+	to := TierHost
+	if w.r.IntN(2) == 0 {
+		to = TierDisk
+	}
+	res, err := w.e.Detach(w.t.Context(), node.s, to)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if res.Device+res.Host > len(node.line)-1 {
+	if res.Device+res.Host+res.Disk > len(node.line)-1 {
 		w.t.Fatalf("residency %+v of a line of %d", res, len(node.line))
 	}
 	node.s = nil

@@ -115,7 +115,7 @@ func (r *Run) charge(s *Seq) {
 	if u.BySource.Recomputed > 0 && u.BySource.ColdReason == "" && s.consumed > 0 {
 		u.BySource.ColdReason = ColdNew // nothing was looked up: the prompt's new part is new
 	}
-	s.fromHost, s.coldReason = 0, "" // reported once
+	s.fromHost, s.fromDisk, s.coldReason = 0, 0, "" // reported once
 	u.CachedTokens = u.PromptTokens - 1 - u.BySource.Recomputed
 	r.mu.Unlock()
 	if !s.fresh {

@@ -35,9 +35,11 @@ type Seq struct {
 	inserted       int // tokens of the line whose pages are in the tree
 	lock           radix.Lock
 	fromHost       int // tokens that came from the host tier and no Run has reported yet
+	fromDisk       int // likewise from the disk
 	coldReason     string
 	preempted      bool
-	used           int64 // order of its latest run: the idle timeline used longest ago is parked first
+	used           int64         // order of its latest run: the idle timeline used longest ago is parked first
+	filled         chan struct{} // closed when the filling behind ends; nil: nobody waits for that
 
 	residency atomic.Pointer[Residency]
 }
@@ -63,8 +65,8 @@ func (e *Engine) newSeq(ns string, line []int32) *Seq {
 
 // source tells where the consumed part of a line of n tokens came from, and how much of it is still to be computed.
 func (s *Seq) source(n int) Restored {
-	host := min(s.fromHost, s.consumed)
-	r := Restored{Device: s.consumed - host, Host: host, Recomputed: max(0, n-1-s.consumed)}
+	host, disk := min(s.fromHost, s.consumed), min(s.fromDisk, s.consumed)
+	r := Restored{Device: s.consumed - host - disk, Host: host, Disk: disk, Recomputed: max(0, n-1-s.consumed)}
 	if r.Recomputed > 0 {
 		r.ColdReason = s.coldReason
 	}
@@ -146,6 +148,9 @@ func (e *Engine) ownPage(s *Seq, i int) error {
 }
 
 func (e *Engine) allocPage() (int32, error) {
+	if err := e.fault("allocate page"); err != nil {
+		return radix.None, err
+	}
 	if id, ok := e.pageIDs.Alloc(); ok {
 		return id, nil
 	}
@@ -157,6 +162,9 @@ func (e *Engine) allocPage() (int32, error) {
 }
 
 func (e *Engine) allocSlot() (int32, error) {
+	if err := e.fault("allocate slot"); err != nil {
+		return radix.None, err
+	}
 	if id, ok := e.slotIDs.Alloc(); ok {
 		return id, nil
 	}

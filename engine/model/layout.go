@@ -14,6 +14,9 @@ const (
 	recordRows = 0
 )
 
+// DraftLayer is the name of the draft layer's part of a page.
+const DraftLayer = "draft layer"
+
 // Part is a named range of a page's slab or of a slot.
 type Part struct {
 	Name       string
@@ -68,7 +71,7 @@ func LayoutOf(c Config, class kernels.Class) Layout {
 		slot(name, kernels.KDASlotBytes(c.KDAHeads, c.KDADim, c.KDAConv, class)+recordRows*c.KDAHeads*(3*c.KDADim+1)*4)
 	}
 	if c.MTP {
-		page("draft layer", false)
+		page(DraftLayer, false)
 	}
 	l.HiddenOff = l.SlotBytes
 	slot("final hidden", c.Hidden*4)

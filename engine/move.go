@@ -1,0 +1,353 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"rocket/engine/tier"
+	"rocket/radix"
+)
+
+// What moves between the tiers. The loop picks entries and settles what became of them; the bytes are copied anywhere,
+// because the tree holds the references of an entry on its way and nobody writes to them.
+
+const (
+	// copiesAtOnce is how many blobs of one restore, detach or spool are under way together: enough to keep a disk busy
+	// with pages, few enough that states of a hundred megabytes do not fill the memory.
+	copiesAtOnce = 4
+
+	// Above spoolHigh percent of the host's budget its oldest copies go to the disk, down to spoolLow: so that an
+	// eviction from the device, which cannot wait for a disk, finds room on the host.
+	spoolHigh, spoolLow = 75, 60
+)
+
+// outcome is what became of an eviction's bytes.
+type outcome struct {
+	to     radix.Tier
+	handle int64
+	err    error // nil: they are on `to`; tier.ErrFull: no room
+}
+
+// evict makes room on the device: victims go to the host while it has room, else they are dropped.
+func (e *Engine) evict(victims []radix.Eviction) {
+	e.hostRoom(victims)
+	for _, v := range victims {
+		if o := e.toHost(v); o.err != nil {
+			e.forest.Dropped(v) // it can be recomputed
+		} else {
+			e.forest.Demoted(v, o.to, o.handle)
+		}
+		if v.Snapshot {
+			e.stats.EvictedSnapshots++
+		} else {
+			e.stats.EvictedPages++
+		}
+	}
+	e.letGo()
+	e.spool()
+}
+
+// hostRoom gives up host copies, oldest first, until the host has room for the victims that no lower tier has, or
+// nothing is left to give up.
+func (e *Engine) hostRoom(victims []radix.Eviction) {
+	if e.host == nil {
+		return
+	}
+	over := e.host.Bytes() - e.host.Max()
+	for _, v := range victims {
+		if v.Host == 0 && v.Disk == 0 {
+			over += v.Bytes
+		}
+	}
+	if over <= 0 {
+		return
+	}
+	for _, v := range e.forest.EvictHost(over, e.now()) {
+		e.forest.Dropped(v)
+	}
+	e.letGo()
+}
+
+// toHost copies an eviction from the device to the host, unless a lower tier has it already.
+func (e *Engine) toHost(v radix.Eviction) outcome {
+	switch {
+	case v.Host != 0:
+		return outcome{to: radix.Host, handle: v.Host}
+	case v.Disk != 0:
+		return outcome{to: radix.Disk, handle: v.Disk}
+	case e.host == nil:
+		return outcome{err: errNoTier}
+	}
+	parts, err := e.deviceBytes(v)
+	if err != nil {
+		return outcome{err: err}
+	}
+	handle, err := e.host.Put(parts...)
+	return outcome{radix.Host, handle, err}
+}
+
+// toDisk copies an eviction from the device or the host to the disk, unless it is there already.
+func (e *Engine) toDisk(ctx context.Context, v radix.Eviction, r tier.Record) outcome {
+	if v.Disk != 0 {
+		return outcome{to: radix.Disk, handle: v.Disk}
+	}
+	if e.disk == nil {
+		return outcome{err: errNoTier}
+	}
+	var parts [][]byte
+	var err error
+	if v.Host != 0 {
+		parts, err = e.host.Get(v.Host)
+	} else {
+		parts, err = e.deviceBytes(v)
+	}
+	if err != nil {
+		return outcome{err: err}
+	}
+	if err = e.fault("write to disk"); err != nil {
+		return outcome{err: err}
+	}
+	handle, err := e.disk.Put(ctx, r, parts...)
+	return outcome{radix.Disk, handle, err}
+}
+
+var errNoTier = errors.New("no such tier")
+
+// deviceBytes reads an eviction's bytes: a state, its partial page, a page.
+func (e *Engine) deviceBytes(v radix.Eviction) ([][]byte, error) {
+	if err := e.fault("copy out"); err != nil {
+		return nil, err
+	}
+	var parts [][]byte
+	if v.Slot != radix.None {
+		b := make([]byte, e.layout.SlotBytes)
+		if err := e.slots.Read(int(v.Slot)*e.layout.SlotStride, b); err != nil {
+			return nil, fmt.Errorf("read state slot: %w", err)
+		}
+		parts = append(parts, b)
+	}
+	if v.Page != radix.None {
+		b := make([]byte, e.layout.SlabBytes)
+		if err := e.pages.Read(int(v.Page)*e.layout.PageStride, b); err != nil {
+			return nil, fmt.Errorf("read page: %w", err)
+		}
+		parts = append(parts, b)
+	}
+	return parts, nil
+}
+
+// storedBytes reads a blob: a state's bytes, a page's, or both in that order.
+func (e *Engine) storedBytes(b blob, state, page bool) ([][]byte, error) {
+	if err := e.fault("copy in"); err != nil {
+		return nil, err
+	}
+	var sizes []int
+	if state {
+		sizes = append(sizes, e.layout.SlotBytes)
+	}
+	if page {
+		sizes = append(sizes, e.layout.SlabBytes)
+	}
+	var parts [][]byte
+	var err error
+	if b.tier == radix.Host {
+		parts, err = e.host.Get(b.handle)
+	} else {
+		for _, n := range sizes {
+			parts = append(parts, make([]byte, n))
+		}
+		err = e.disk.Get(b.handle, parts...)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read from the %s: %w", b.tier, err)
+	}
+	if !slices.EqualFunc(parts, sizes, func(p []byte, n int) bool { return len(p) == n }) {
+		return nil, fmt.Errorf("blob %d of the %s does not have the sizes %v", b.handle, b.tier, sizes)
+	}
+	return parts, nil
+}
+
+// letGo drops the blobs that the tree no longer names: those of the host here, those of the disk behind.
+func (e *Engine) letGo() {
+	if e.host != nil {
+		for _, h := range e.forest.TakeFreed(radix.Host, nil) {
+			if err := e.host.Drop(h); err != nil {
+				e.opts.Log.Error("drop host blob failed", "error", err)
+			}
+		}
+	}
+	if freed := e.freedOnDisk(); len(freed) > 0 {
+		e.io.Go(func() { e.dropOnDisk(freed) })
+	}
+}
+
+func (e *Engine) freedOnDisk() []int64 {
+	if e.disk == nil {
+		return nil
+	}
+	return e.forest.TakeFreed(radix.Disk, nil)
+}
+
+func (e *Engine) dropOnDisk(handles []int64) {
+	for _, h := range handles {
+		if err := e.disk.Drop(h); err != nil {
+			e.opts.Log.Error("drop disk record failed", "error", err)
+		}
+	}
+}
+
+// diskRoom gives up disk copies, oldest first, until the disk has room for the victims. The records are dropped where
+// the copies are made, before them.
+func (e *Engine) diskRoom(victims []radix.Eviction) (freed []int64) {
+	if e.disk == nil {
+		return nil
+	}
+	over := e.disk.Bytes() - e.disk.Max()
+	for _, v := range victims {
+		if v.Disk == 0 {
+			over += e.disk.Cost(v.Bytes)
+		}
+	}
+	if over > 0 {
+		for _, v := range e.forest.EvictDisk(over, e.now()) {
+			e.forest.Dropped(v)
+		}
+	}
+	return e.freedOnDisk()
+}
+
+// spool moves the host's oldest copies to the disk when the host fills up.
+func (e *Engine) spool() {
+	if e.disk == nil || e.host == nil || e.spooling {
+		return
+	}
+	used, most := e.host.Bytes(), e.host.Max()
+	if used <= most/100*spoolHigh {
+		return
+	}
+	victims := e.forest.EvictHost(used-most/100*spoolLow, e.now())
+	if len(victims) == 0 {
+		return
+	}
+	e.spooling = true
+	job := e.beginCopying(victims)
+	e.io.Go(func() {
+		outcomes := e.copyToDisk(context.Background(), job)
+		_ = e.do(context.Background(), func() { // closed: nobody needs the accounts any more
+			e.spooling = false
+			if e.settle(job, outcomes) == nil {
+				e.spool()
+			}
+		})
+	})
+}
+
+// copying is a copy of evictions to a lower tier under way.
+type copying struct {
+	victims []radix.Eviction
+	records []tier.Record
+	freed   []int64 // to be dropped first, for room
+}
+
+// beginCopying makes a copy to the disk, on the loop.
+func (e *Engine) beginCopying(victims []radix.Eviction) *copying {
+	j := &copying{victims: victims, freed: e.diskRoom(victims), records: make([]tier.Record, len(victims))}
+	for i, v := range victims {
+		if v.Disk == 0 {
+			e.line = v.Line(e.line[:0])
+			e.chains.follow(v.Key(), e.line)
+			j.records[i] = e.chains.record(e.line, v)
+		}
+	}
+	return j
+}
+
+// copyToDisk copies, anywhere.
+func (e *Engine) copyToDisk(ctx context.Context, j *copying) []outcome {
+	e.dropOnDisk(j.freed)
+	outcomes := make([]outcome, len(j.victims))
+	parallel(len(outcomes), func(i int) { outcomes[i] = e.toDisk(ctx, j.victims[i], j.records[i]) })
+	return outcomes
+}
+
+// settle tells the tree, on the loop. What could not be copied stays where it is. It returns the first failure.
+func (e *Engine) settle(j *copying, outcomes []outcome) error {
+	var first error
+	for i, v := range j.victims {
+		if err := outcomes[i].err; err != nil {
+			e.forest.Keep(v)
+			if first == nil {
+				first = err
+			}
+			continue
+		}
+		e.forest.Demoted(v, outcomes[i].to, outcomes[i].handle)
+	}
+	if first != nil && !errors.Is(first, tier.ErrFull) && !errors.Is(first, context.Canceled) && !errors.Is(first, context.DeadlineExceeded) {
+		e.opts.Log.Error("copy to disk failed", "error", first)
+	}
+	e.letGo()
+	return first
+}
+
+// parallel runs work for 0..n-1, copiesAtOnce at a time, in order of their start.
+func parallel(n int, work func(i int)) {
+	next := make(chan int)
+	var wg sync.WaitGroup
+	for range min(n, copiesAtOnce) {
+		wg.Go(func() {
+			for i := range next {
+				work(i)
+			}
+		})
+	}
+	for i := range n {
+		next <- i
+	}
+	close(next)
+	wg.Wait()
+}
+
+// chains makes disk records of entries. Entries that follow each other are mostly of one line, so it keeps the last
+// one's hashes at page edges.
+type chains struct {
+	key   string
+	line  []int32
+	edges [][16]byte // edges[i] is the hash of the first i pages
+}
+
+// record describes an entry of the key and line that follow was last given, or of a beginning of that line; line ends
+// where the entry does.
+func (c *chains) record(line []int32, v radix.Eviction) tier.Record {
+	full := len(line) / radix.PageTokens
+	r := tier.Record{Kind: tier.Page, Key: c.key, At: len(line)}
+	if v.Snapshot {
+		r.Kind, r.Parent = tier.State, c.edges[full]
+		r.Tokens = slices.Clone(line[full*radix.PageTokens:])
+		r.Chain = tier.ChainNext(r.Parent, r.Tokens)
+		return r
+	}
+	r.Parent, r.Chain = c.edges[full-1], c.edges[full]
+	r.Tokens = slices.Clone(line[len(line)-radix.PageTokens:])
+	return r
+}
+
+// follow makes edges those of line's full pages.
+func (c *chains) follow(key string, line []int32) {
+	same := 0
+	if key == c.key && len(c.edges) > 0 {
+		for same < min(len(line), len(c.line)) && line[same] == c.line[same] {
+			same++
+		}
+		c.edges = c.edges[:min(same/radix.PageTokens+1, len(c.edges))]
+	} else {
+		c.key, c.edges = key, append(c.edges[:0], tier.Chain(key, nil))
+	}
+	for i := len(c.edges); i*radix.PageTokens <= len(line); i++ {
+		c.edges = append(c.edges, tier.ChainNext(c.edges[i-1], line[(i-1)*radix.PageTokens:i*radix.PageTokens]))
+	}
+	c.line = append(c.line[:0], line...)
+}
