@@ -42,7 +42,7 @@ func TestParseConfig(t *testing.T) {
 		t.Fatal(err)
 	}
 	if flat.Hidden != 256 || len(flat.Layers) != 12 || !flat.MTP || flat.Layers[3].Kind != LayerMLA || flat.Layers[4].Kind != LayerKDA ||
-		flat.Layers[0].MLP != MLPDense || flat.ContextLimit != 32768 || flat.KDALowerBound != -5 || flat.QuantAlgo != "NVFP4" ||
+		flat.Layers[0].MLP != MLPDense || flat.ContextLimit != 32768 || flat.KDALowerBound != -5 || flat.QuantAlgo != "W4A16_NVFP4" ||
 		!cmp.Equal(flat.EOS, []int32{0, 5}) {
 		t.Fatalf("%+v", flat)
 	}

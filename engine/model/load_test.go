@@ -213,10 +213,10 @@ func TestInspect(t *testing.T) {
 	if r.Unread != "" {
 		t.Error(r.Unread)
 	}
-	if r.Prefix != "model.language_model." || r.Tensors != 2341 || r.Parameters != 27412448 && r.Parameters < 27_000_000 {
+	if r.Prefix != "model.language_model." || r.Tensors != 2373 || r.Parameters != 27_366_316 {
 		t.Errorf("%+v", r)
 	}
-	if r.Weights["NVFP4"] == 0 || r.Weights["BF16"] == 0 || r.Weights["F32"] != 24 {
+	if r.Weights["NVFP4"] != 719 || r.Weights["BF16"] != 52 || len(r.Weights) != 2 { // mHC's 24 among them, which were trained to be BF16
 		t.Errorf("weights %v", r.Weights)
 	}
 	total := int64(0)

@@ -17,11 +17,11 @@ import (
 
 // FS holds the checkpoint: config, weights and tokenizer. The reference outputs that tests use are not in it.
 //
-//go:embed config.json model.safetensors tokenizer.json tokenizer_config.json
+//go:embed config.json hf_quant_config.json model.safetensors tokenizer.json tokenizer_config.json
 var FS embed.FS
 
 // Files are the names in FS, in the order in which Extract writes them.
-var Files = []string{"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"}
+var Files = []string{"config.json", "hf_quant_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"}
 
 // Extract makes the model a folder below dir that can be mapped, and returns the folder. It writes only when the
 // folder is not there yet; the folder appears whole, by rename, so a crash in between leaves nothing that would pass
