@@ -44,12 +44,14 @@ type Restored struct {
 	Disk       int    `json:"disk"`
 	Recomputed int    `json:"recomputed"`
 	ColdReason string `json:"-"` // why Recomputed is not 0: see the Cold constants; "" when it is 0
+	ColdAt     int    `json:"-"` // the first token that was recomputed for that reason
 }
 
-// Reasons why tokens were recomputed.
+// Reasons why tokens were recomputed: the first one on the line, since what follows could not have been used.
 const (
-	ColdNew        = "new"         // nothing of the line was known
-	ColdDiverged   = "diverged"    // only a beginning of it was
+	ColdNew        = "new"         // nobody had computed these tokens after that beginning
+	ColdDiverged   = "diverged"    // the line goes another way than what is known, from ColdAt on
+	ColdEvicted    = "evicted"     // it was known, and gave way to other lines
 	ColdNoSnapshot = "no_snapshot" // caches were there, the state was not: replayed from an earlier one
 	ColdCorrupt    = "corrupt"     // bytes from another tier could not be read or failed their checksum
 )
@@ -163,6 +165,7 @@ type Stats struct {
 	RestoresFailed           int64 // whose bytes could not be read or were corrupt
 	CheckedSnapshots         int64 // by CheckCache
 	CheckMismatches          int64
+	ColdSalted               int64 // lines that only another namespace knew: for operators, not for callers, who must not learn that
 	TokensRecomputed         int64
 	TokensPreempted          int64 // recomputed because a Seq was preempted, not counted above
 	Preemptions              int64

@@ -84,12 +84,23 @@ func (e *Engine) stow(ctx context.Context, ns string, line []int32, to Tier) (re
 
 func (e *Engine) stowOnHost(ctx context.Context, ns string, consumed []int32) error {
 	job := &copying{}
+	var room *copying // what goes from the host to the disk first
 	if err := e.do(ctx, func() {
 		e.detaching++
 		job.victims = e.forest.EvictPath(ns, consumed, radix.Device)
-		e.hostRoom(job.victims)
+		if over := e.hostOver(job.victims); over > 0 && e.disk != nil {
+			room = e.beginCopying(e.forest.EvictHost(over, e.now()))
+		} else {
+			e.hostRoom(job.victims)
+		}
 	}); err != nil {
 		return err
+	}
+	if room != nil {
+		moved := e.copyToDisk(ctx, room)
+		if err := e.do(context.WithoutCancel(ctx), func() { _ = e.settle(room, moved) }); err != nil { // a failure is logged there
+			return err
+		}
 	}
 	outcomes := make([]outcome, len(job.victims))
 	parallel(len(outcomes), func(i int) { outcomes[i] = e.toHost(job.victims[i]) })

@@ -53,15 +53,7 @@ func (e *Engine) evict(victims []radix.Eviction) {
 // hostRoom gives up host copies, oldest first, until the host has room for the victims that no lower tier has, or
 // nothing is left to give up.
 func (e *Engine) hostRoom(victims []radix.Eviction) {
-	if e.host == nil {
-		return
-	}
-	over := e.host.Bytes() - e.host.Max()
-	for _, v := range victims {
-		if v.Host == 0 && v.Disk == 0 {
-			over += v.Bytes
-		}
-	}
+	over := e.hostOver(victims)
 	if over <= 0 {
 		return
 	}
@@ -69,6 +61,20 @@ func (e *Engine) hostRoom(victims []radix.Eviction) {
 		e.forest.Dropped(v)
 	}
 	e.letGo()
+}
+
+// hostOver is how many bytes more than the host has room for the victims need that no lower tier has.
+func (e *Engine) hostOver(victims []radix.Eviction) int64 {
+	if e.host == nil {
+		return 0
+	}
+	over := e.host.Bytes() - e.host.Max()
+	for _, v := range victims {
+		if v.Host == 0 && v.Disk == 0 {
+			over += v.Bytes
+		}
+	}
+	return over
 }
 
 // toHost copies an eviction from the device to the host, unless a lower tier has it already.

@@ -101,6 +101,7 @@ type restoring struct {
 	at, have   int // state position, cached tokens
 	host, disk int // tokens that come from there
 	reason     string
+	coldAt     int // where reason begins to hold
 	lock       radix.Lock
 	copies     []blobCopy
 	adopt      bool  // some device copies are new to the tree
@@ -203,7 +204,7 @@ func (e *Engine) beginRestore(s *Seq) *restoring {
 	e.forest.Touch(m, e.now())
 	j := e.reserve(m, lock)
 	if j != nil {
-		j.reason = coldReason(j, m, len(s.line)-1)
+		j.reason, j.coldAt = e.coldReason(j, m, s)
 		s.moving = true
 	}
 	return j
@@ -224,16 +225,22 @@ func (e *Engine) reserve(m *radix.Match, lock radix.Lock) *restoring {
 	return j
 }
 
-func coldReason(j *restoring, m *radix.Match, want int) string {
+// coldReason says why the tokens from j.at on have to be computed, and from which one on that holds.
+func (e *Engine) coldReason(j *restoring, m *radix.Match, s *Seq) (reason string, at int) {
 	switch {
-	case j.at >= want:
-		return ""
-	case j.have > j.at:
-		return ColdNoSnapshot
-	case m.Tokens == 0 && j.at == 0:
-		return ColdNew
+	case j.at >= len(s.line)-1:
+		return "", 0
+	case m.Evicted:
+		return ColdEvicted, j.at
+	case j.have > j.at, m.Common >= len(s.line)-1:
+		return ColdNoSnapshot, j.at
+	case m.Parts && m.Common > 0:
+		return ColdDiverged, m.Common
 	}
-	return ColdDiverged
+	if m.Tokens == 0 && e.forest.OtherKey(s.ns, s.line) {
+		e.stats.ColdSalted++
+	}
+	return ColdNew, j.at
 }
 
 // copyIn moves the bytes. It needs no ownership: the targets are reserved for this restore alone.
@@ -281,7 +288,7 @@ func (e *Engine) endRestore(s *Seq, j *restoring) {
 	s.pages, s.slot, s.consumed, s.have = j.pages, j.slot, j.at, j.have
 	s.lock = j.lock
 	e.forest.UnlockSnapshot(&s.lock) // s holds a reference of its own
-	s.cold, s.coldReason, s.fromHost, s.fromDisk = false, j.reason, j.host, j.disk
+	s.cold, s.coldReason, s.coldAt, s.fromHost, s.fromDisk = false, j.reason, j.coldAt, j.host, j.disk
 	s.inserted = j.have / radix.PageTokens * radix.PageTokens
 	s.lastCapture = j.at
 	if !s.fresh {

@@ -120,3 +120,41 @@ func TestNaNLogitsEndTheRun(t *testing.T) {
 	want, _ := cold(t, e, whole, 3)
 	sameLogits(t, "after a broken step", got, want, 3)
 }
+
+// TestColdReasons: each recomputation says why, and from which token on.
+func TestColdReasons(t *testing.T) {
+	e := newTestEngine(t, 12, 8, func(o *Options) { o.HostBytes = -1 })
+	r := rand.New(rand.NewPCG(71, 72))
+	line := randomLine(r, 300)
+	check := func(what string, line []int32, ns, reason string, at int) {
+		t.Helper()
+		s, got, err := e.Open(t.Context(), line, OpenOptions{Namespace: ns, Lazy: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.ColdReason != reason || got.ColdAt != at || (got.Recomputed == 0) != (reason == "") {
+			t.Errorf("%s: %+v, want %q at %d", what, got, reason, at)
+		}
+		e.Release(s)
+	}
+	check("an unknown line", line, "", ColdNew, 0)
+	s, _ := open(t, e, line)
+	_, ids := turn(t, e, s, line, 2)
+	known := append(slices.Clone(line), ids...)
+	e.Release(s)
+	check("the same line", known, "", "", 0)
+	check("with a new prompt behind it", append(slices.Clone(known), 7, 8, 9), "", ColdNew, len(known)-1)
+	check("another way inside a page", append(slices.Clone(known[:200]), randomLine(r, 60)...), "", ColdDiverged, 200)
+	check("another namespace", line, "b", ColdNew, 0)
+	if got := e.Stats().ColdSalted; got != 1 {
+		t.Errorf("%d lines counted that only another namespace knew", got)
+	}
+	check("before the first state", known[:120], "", ColdNoSnapshot, 0)
+	for range 4 { // push it out
+		other := randomLine(r, 500)
+		o, _ := open(t, e, other)
+		turn(t, e, o, other, 1)
+		e.Release(o)
+	}
+	check("after others needed the room", known, "", ColdEvicted, 0)
+}

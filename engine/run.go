@@ -113,9 +113,9 @@ func (r *Run) charge(s *Seq) {
 	u := &r.state.Usage
 	u.BySource = s.source(u.PromptTokens)
 	if u.BySource.Recomputed > 0 && u.BySource.ColdReason == "" && s.consumed > 0 {
-		u.BySource.ColdReason = ColdNew // nothing was looked up: the prompt's new part is new
+		u.BySource.ColdReason, u.BySource.ColdAt = ColdNew, s.consumed // nothing was looked up: the prompt's new part is new
 	}
-	s.fromHost, s.fromDisk, s.coldReason = 0, 0, "" // reported once
+	s.fromHost, s.fromDisk, s.coldReason, s.coldAt = 0, 0, "", 0 // reported once
 	u.CachedTokens = u.PromptTokens - 1 - u.BySource.Recomputed
 	r.mu.Unlock()
 	if !s.fresh {

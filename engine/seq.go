@@ -37,6 +37,7 @@ type Seq struct {
 	fromHost       int // tokens that came from the host tier and no Run has reported yet
 	fromDisk       int // likewise from the disk
 	coldReason     string
+	coldAt         int
 	preempted      bool
 	used           int64         // order of its latest run: the idle timeline used longest ago is parked first
 	filled         chan struct{} // closed when the filling behind ends; nil: nobody waits for that
@@ -68,7 +69,7 @@ func (s *Seq) source(n int) Restored {
 	host, disk := min(s.fromHost, s.consumed), min(s.fromDisk, s.consumed)
 	r := Restored{Device: s.consumed - host - disk, Host: host, Disk: disk, Recomputed: max(0, n-1-s.consumed)}
 	if r.Recomputed > 0 {
-		r.ColdReason = s.coldReason
+		r.ColdReason, r.ColdAt = s.coldReason, s.coldAt
 	}
 	return r
 }

@@ -82,8 +82,9 @@ func (f *Forest) evicted(n *node, line []int32, limit, start int) bool {
 const lostChecks = 8
 
 // common is how many tokens, at most limit, the line shares with what is known
-// beyond n: the nearest of its children and of its snapshots' tails.
-func (n *node) common(line []int32, limit int) int {
+// beyond n: the nearest of its children and of its snapshots' tails. parts says
+// that something known goes on in another way there, rather than ending.
+func (n *node) common(line []int32, limit int) (tokens int, parts bool) {
 	rest := line[n.end():limit]
 	if len(rest) > PageTokens {
 		rest = rest[:PageTokens]
@@ -94,20 +95,28 @@ func (n *node) common(line []int32, limit int) int {
 	for lo < hi {
 		mid := int(uint(lo+hi) >> 1)
 		if shared := prefix(n.kids[mid].tokens[:], rest); shared == len(rest) {
-			return n.end() + shared
+			return n.end() + shared, false
 		} else if n.kids[mid].tokens[shared] < rest[shared] {
 			lo = mid + 1
 		} else {
 			hi = mid
 		}
 	}
+	see := func(known []int32) {
+		switch shared := prefix(known, rest); {
+		case shared > best:
+			best, parts = shared, len(known) > shared
+		case shared == best && len(known) > shared:
+			parts = true
+		}
+	}
 	for _, k := range n.kids[max(lo-1, 0):min(lo+1, len(n.kids))] {
-		best = max(best, prefix(k.tokens[:], rest))
+		see(k.tokens[:])
 	}
 	for _, s := range n.snaps {
-		best = max(best, prefix(s.TailTokens, rest))
+		see(s.TailTokens)
 	}
-	return n.end() + best
+	return n.end() + best, parts && best < len(rest)
 }
 
 func prefix(a, b []int32) int {

@@ -18,6 +18,7 @@ type Match struct {
 	Snapshot Snapshot // the deepest one: At may be past Tokens by an exact tail
 	Branch   int      // the page edge where pages go deeper than the snapshot: one here would pay; 0 none
 	Common   int      // tokens in common with the nearest known path: past Tokens by a part of a page
+	Parts    bool     // there something known goes on in another way: the line diverged from it
 	Evicted  bool     // the next page, or a deeper snapshot, was there and was dropped for room
 
 	forest  *Forest
@@ -75,7 +76,7 @@ func (f *Forest) Match(key string, line []int32, m *Match) {
 	if m.Tokens > m.Start() {
 		m.Branch = m.Tokens
 	}
-	m.Common = n.common(line, limit)
+	m.Common, m.Parts = n.common(line, limit)
 	m.Evicted = f.evicted(n, line, limit, m.Start())
 }
 

@@ -17,17 +17,18 @@ func TestCommonCountsIntoThePageWhereALineParts(t *testing.T) {
 		name string
 		line []int32
 		want int
+		part bool
 	}{
-		{"nothing in common", line(500, 2), 0},
-		{"inside the first page", line(500, 2, line(100, 1)...), 100},
-		{"at a page edge", line(500, 2, line(256, 1)...), 256},
-		{"inside a page with siblings", line(500, 2, line(290, 1)...), 290},
-		{"after a sibling's own part", line(700, 2, line(305, 14, line(304, 1)...)...), 305},
-		{"the whole line but its pending token", line(300, 1), 299},
-		{"a known line that goes on", line(900, 10, line(300, 1)...), 699},
+		{"nothing in common", line(500, 2), 0, true},
+		{"inside the first page", line(500, 2, line(100, 1)...), 100, true},
+		{"at a page edge", line(500, 2, line(256, 1)...), 256, true},
+		{"inside a page with siblings", line(500, 2, line(290, 1)...), 290, true},
+		{"after a sibling's own part", line(700, 2, line(305, 14, line(304, 1)...)...), 305, true},
+		{"the whole line but its pending token", line(300, 1), 299, false},
+		{"a known line that goes on", line(900, 10, line(300, 1)...), 699, false},
 	} {
-		if got := r.match("k", tt.line).Common; got != tt.want {
-			t.Errorf("%s: %d tokens in common, want %d", tt.name, got, tt.want)
+		if got := r.match("k", tt.line); got.Common != tt.want || got.Parts != tt.part {
+			t.Errorf("%s: %d tokens in common, parts %v, want %d, %v", tt.name, got.Common, got.Parts, tt.want, tt.part)
 		}
 	}
 }
