@@ -67,10 +67,14 @@ func (d *Disk) write(ctx context.Context, rec *record, parts [][]byte) error {
 		c := &rec.chunks[i]
 		at := int64(i) * d.chunk
 		return pieces(min(d.chunk, rec.payload-at), len(buf), func(off, n int64) error {
-			gather(buf[:n], parts, at+off)
-			c.sum = crc32.Update(c.sum, castagnoli, buf[:n])
-			clear(buf[n:alignUp(n)])
-			return d.fs.writeAt(c.seg.file, buf[:alignUp(n)], d.chunkAt(c.seg, c.index)+off)
+			b := aligned(parts, at+off, n)
+			if b == nil {
+				b = buf[:alignUp(n)]
+				gather(b[:n], parts, at+off)
+				clear(b[n:])
+			}
+			c.sum = crc32.Update(c.sum, castagnoli, b[:n])
+			return d.fs.writeAt(c.seg.file, b, d.chunkAt(c.seg, c.index)+off)
 		})
 	})
 }
@@ -84,15 +88,22 @@ func (d *Disk) read(rec *record, parts [][]byte) error {
 		c := rec.chunks[i]
 		at, sum := int64(i)*d.chunk, uint32(0)
 		err := pieces(min(d.chunk, rec.payload-at), len(buf), func(off, n int64) error {
-			err := d.fs.readAt(c.seg.file, buf[:alignUp(n)], d.chunkAt(c.seg, c.index)+off)
+			b := aligned(parts, at+off, n)
+			bounce := b == nil
+			if bounce {
+				b = buf[:alignUp(n)]
+			}
+			err := d.fs.readAt(c.seg.file, b, d.chunkAt(c.seg, c.index)+off)
 			if errors.Is(err, io.EOF) { // somebody has cut the file
 				return fmt.Errorf("%w: %w", ErrCorrupt, err)
 			}
 			if err != nil {
 				return err
 			}
-			sum = crc32.Update(sum, castagnoli, buf[:n])
-			scatter(parts, at+off, buf[:n])
+			sum = crc32.Update(sum, castagnoli, b[:n])
+			if bounce {
+				scatter(parts, at+off, b[:n])
+			}
 			return nil
 		})
 		if err == nil && sum != c.sum {
@@ -149,4 +160,19 @@ func overlap(parts [][]byte, off, n int64, f func(part []byte, at int64)) {
 		}
 		begin = end
 	}
+}
+
+// aligned returns the n bytes from off on when one part has them all and direct I/O takes them as they are: large parts
+// mostly do, which saves a copy. Else nil.
+func aligned(parts [][]byte, off, n int64) []byte {
+	for _, p := range parts {
+		if size := int64(len(p)); off >= size {
+			off -= size
+		} else if b := p[off:]; n <= int64(len(b)) && n%blockBytes == 0 && isAligned(b) {
+			return b[:n:n]
+		} else {
+			return nil
+		}
+	}
+	return nil
 }

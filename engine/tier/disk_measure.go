@@ -14,52 +14,74 @@ import (
 // many bytes there, reads it once in pieces of 1 MiB with as many in flight as a Disk has, and removes it. direct is
 // false where the file system has no direct I/O: then the figure is the page cache's.
 func MeasureRead(dir string, bytes int64) (bytesPerSecond float64, direct bool, err error) {
-	return measureRead(dir, bytes, minBuffer, defaultQueue)
+	p, err := newProbe(dir, bytes, minBuffer, defaultQueue)
+	if err != nil {
+		return 0, false, fmt.Errorf("measure reading: %w", err)
+	}
+	bytesPerSecond, err = p.read()
+	if err = errors.Join(err, p.close()); err != nil {
+		return 0, false, fmt.Errorf("measure reading: %w", err)
+	}
+	return bytesPerSecond, p.direct, nil
 }
 
-func measureRead(dir string, bytes, piece int64, depth int) (rate float64, direct bool, err error) {
-	n := int(max(1, bytes/piece))
+// probe is a file to read in sequence.
+type probe struct {
+	file   *os.File
+	direct bool
+	pieces int
+	queue  Disk // only its buffers
+}
+
+// newProbe writes a file of that many bytes, to be read by pieces with depth of them in flight.
+func newProbe(dir string, bytes, piece int64, depth int) (*probe, error) {
 	tmp, err := os.CreateTemp(dir, "measure-*")
 	if err != nil {
-		return 0, false, fmt.Errorf("measure reading: %w", err)
+		return nil, err
 	}
-	defer func() { err = errors.Join(err, tmp.Close(), os.Remove(tmp.Name())) }()
-	f, err := os.OpenFile(tmp.Name(), os.O_RDWR|directFlag, 0)
-	direct = directFlag != 0
+	p := &probe{pieces: int(max(1, bytes/piece)), direct: directFlag != 0}
+	p.file, err = os.OpenFile(tmp.Name(), os.O_RDWR|directFlag, 0)
 	if errors.Is(err, syscall.EINVAL) {
-		direct = false
-		f, err = os.OpenFile(tmp.Name(), os.O_RDWR, 0)
+		p.direct = false
+		p.file, err = os.OpenFile(tmp.Name(), os.O_RDWR, 0)
 	}
-	if err != nil {
-		return 0, false, fmt.Errorf("measure reading: %w", err)
+	if err = errors.Join(err, tmp.Close()); err != nil {
+		return nil, errors.Join(err, os.Remove(tmp.Name()))
 	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	d := &Disk{bufs: make(chan []byte, depth)} // only its queue
+	if err := allocate(p.file, int64(p.pieces)*piece); err != nil { // in one stretch, if the file system can
+		return nil, errors.Join(err, p.close())
+	}
+	p.queue.bufs = make(chan []byte, depth)
 	for range depth {
 		b := alignedBuffer(int(piece))
 		for i := range b {
 			b[i] = byte(i * 7) // zeros might never reach the disk
 		}
-		d.give(b)
+		p.queue.give(b)
 	}
-	ctx := context.Background()
-	err = d.each(ctx, n, func(i int, buf []byte) error {
-		_, err := f.WriteAt(buf, int64(i)*piece)
+	err = p.queue.each(context.Background(), p.pieces, func(i int, buf []byte) error {
+		_, err := p.file.WriteAt(buf, int64(i)*piece)
 		return err
 	})
 	if err == nil {
-		err = f.Sync()
-	}
-	begin := time.Now()
-	var next atomic.Int64 // in file order, whichever goroutine comes first
-	if err == nil {
-		err = d.each(ctx, n, func(_ int, buf []byte) error {
-			_, err := f.ReadAt(buf, (next.Add(1)-1)*piece)
-			return err
-		})
+		err = p.file.Sync()
 	}
 	if err != nil {
-		return 0, false, fmt.Errorf("measure reading: %w", err)
+		return nil, errors.Join(err, p.close())
 	}
-	return float64(int64(n)*piece) / time.Since(begin).Seconds(), direct, nil
+	return p, nil
 }
+
+// read reads the file once and returns bytes a second.
+func (p *probe) read() (float64, error) {
+	var next, sum atomic.Int64 // pieces go in file order, whichever goroutine comes first
+	begin := time.Now()
+	err := p.queue.each(context.Background(), p.pieces, func(_ int, buf []byte) error {
+		n, err := p.file.ReadAt(buf, (next.Add(1)-1)*int64(len(buf)))
+		sum.Add(int64(n))
+		return err
+	})
+	return float64(sum.Load()) / time.Since(begin).Seconds(), err
+}
+
+func (p *probe) close() error { return errors.Join(p.file.Close(), os.Remove(p.file.Name())) }

@@ -250,3 +250,5 @@ func alignedBuffer(n int) []byte {
 	skip := -int(uintptr(unsafe.Pointer(&b[0]))) & (blockBytes - 1)
 	return b[skip : skip+n : skip+n]
 }
+
+func isAligned(b []byte) bool { return uintptr(unsafe.Pointer(&b[0]))%blockBytes == 0 }
