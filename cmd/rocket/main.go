@@ -32,6 +32,7 @@ type commands struct {
 	Session  sessionCmd  `cmd:"" help:"Work with the sessions of a server."`
 	Generate generateCmd `cmd:"" help:"Generate text once, without a server."`
 	Bench    benchCmd    `cmd:"" help:"Measure forks, decoding and the distance to the machine's roofs."`
+	Replay   replayCmd   `cmd:"" help:"Walk a trace of real use through the cache's bookkeeping, without a model."`
 	Model    modelCmd    `cmd:"" help:"Look at a model's files."`
 	Doctor   doctorCmd   `cmd:"" help:"Check what this machine has and lacks."`
 	Version  versionCmd  `cmd:"" help:"Print what was built."`

@@ -1,0 +1,130 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"rocket/internal/replay"
+)
+
+// replayCmd walks a trace through the radix code without a model.
+type replayCmd struct {
+	Format   string   `help:"Form of the trace: mooncake, kvct (kv-cache-tester), bailian or tot." enum:"mooncake,kvct,bailian,tot" required:""`
+	Files    []string `arg:"" optional:"" name:"file" help:"Files of the trace, gzip or plain; a folder means what lies in it. Several are one trace, their clocks start together."`
+	Geometry string   `help:"Whose pages and states: glm-5.3-flash, kimi-linear or nano." enum:"glm-5.3-flash,kimi-linear,nano" default:"glm-5.3-flash"`
+	State    string   `help:"What recurrent states are kept in: f32 or bf16." enum:"f32,bf16" default:"f32"`
+	Budget   float64  `name:"budget-gib" help:"Device memory for pages and states together, in GiB; 0: no bound." default:"0" placeholder:"GIB"`
+	Policy   string   `help:"What is evicted first." enum:"lru" default:"lru"`
+	Sweep    bool     `help:"Walk without a bound, then at 10 to 100 percent of that peak; one line each."`
+	Check    int      `help:"Check the whole tree after every so many requests; it is checked at the end in any case." default:"0"`
+}
+
+func (r replayCmd) Run(c *console) error {
+	if r.Budget < 0 || r.Budget > 1<<20 {
+		return usage("--budget-gib: want 0 to %d, not %v", 1<<20, r.Budget)
+	}
+	g, err := replay.GeometryOf(r.Geometry, r.State)
+	if err != nil {
+		return usageError{err}
+	}
+	t, err := r.trace()
+	if err != nil {
+		return err
+	}
+	o := replay.Options{Geometry: g, Budget: int64(r.Budget * (1 << 30)), Policy: r.Policy, CheckEvery: r.Check, Progress: c.walked()}
+	if r.Sweep {
+		return replay.Sweep(c.ctx, t, o, []string{r.Policy}, func(res replay.Result) error { return c.walk(res) })
+	}
+	res, err := replay.Measure(c.ctx, t, o)
+	if err != nil {
+		return err
+	}
+	return c.walk(res)
+}
+
+// trace reads the files.
+func (r replayCmd) trace() (*replay.Trace, error) {
+	var sources []replay.Source
+	for _, name := range r.Files {
+		names := []string{name}
+		if info, err := os.Stat(name); err == nil && info.IsDir() {
+			if names, err = traceFiles(name); err != nil {
+				return nil, err
+			}
+		}
+		for _, name := range names {
+			f, err := os.Open(name)
+			if err != nil {
+				return nil, fmt.Errorf("open trace: %w", err)
+			}
+			defer f.Close()
+			sources = append(sources, replay.Source{Name: name, Data: io.Reader(f)})
+		}
+	}
+	if len(sources) == 0 {
+		return nil, usage("want the trace's files")
+	}
+	return replay.Parse(r.Format, sources...)
+}
+
+// traceFiles lists a folder's traces in the order of their names.
+func traceFiles(dir string) ([]string, error) {
+	var names []string
+	for _, pattern := range []string{"*.json", "*.jsonl", "*.json.gz", "*.jsonl.gz"} {
+		found, err := filepath.Glob(filepath.Join(dir, pattern))
+		if err != nil {
+			return nil, fmt.Errorf("list traces: %w", err)
+		}
+		names = append(names, found...)
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+// walked makes a progress report on standard error: on a terminal a line that changes, else one every few seconds.
+func (c *console) walked() func(done, total int) {
+	every, next := 5*time.Second, time.Now().Add(5*time.Second)
+	if c.errTerminal {
+		every = 200 * time.Millisecond
+	}
+	return func(done, total int) {
+		now := time.Now()
+		if done < total && now.Before(next) {
+			return
+		}
+		next = now.Add(every)
+		switch {
+		case c.errTerminal:
+			fmt.Fprintf(c.err, "\r%d of %d events", done, total)
+			if done == total {
+				fmt.Fprintln(c.err)
+			}
+		case done < total:
+			fmt.Fprintf(c.err, "%d of %d events\n", done, total)
+		}
+	}
+}
+
+// walk prints a result.
+func (c *console) walk(r replay.Result) error {
+	if c.json {
+		return c.print(r)
+	}
+	c.say("%s on %s (%s state), policy %s, %s: hit %.2f%% of %d prompt tokens (ideal %.2f%%), peak %.2f GiB, %d snapshots, evicted %d pages and %d states, %d copies on extend",
+		r.Format, r.Geometry, r.State, r.Policy, budgetText(r.Budget), r.HitRate*100, r.PromptTokens, r.IdealRate*100, gib(r.PeakBytes),
+		r.Snapshots, r.EvictedPages, r.EvictedSnapshots, r.CopyOnExtend)
+	return nil
+}
+
+func budgetText(b int64) string {
+	if b == 0 {
+		return "no bound"
+	}
+	return fmt.Sprintf("%.2f GiB", gib(b))
+}
+
+func gib(b int64) float64 { return float64(b) / (1 << 30) }

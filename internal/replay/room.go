@@ -1,0 +1,70 @@
+package replay
+
+import "rocket/radix"
+
+// One budget of bytes holds pages and states: the two Pools have as many ids as would fit if there were nothing else,
+// and an id is taken only when the bytes of all taken ones stay within the budget.
+
+func (w *walker) used() int64 {
+	return int64(w.pages.Used())*w.o.Geometry.PageBytes + int64(w.slots.Used())*w.o.Geometry.SlotBytes
+}
+
+func (w *walker) allocPage() (int32, error) { return w.alloc(w.pages, w.o.Geometry.PageBytes) }
+func (w *walker) allocSlot() (int32, error) { return w.alloc(w.slots, w.o.Geometry.SlotBytes) }
+
+func (w *walker) alloc(p *radix.Pool, bytes int64) (int32, error) {
+	for w.used()+bytes > w.budget {
+		if !w.makeRoom(bytes) && !w.parkIdle() {
+			return radix.None, errStarved
+		}
+	}
+	id, ok := p.Alloc()
+	if !ok {
+		return radix.None, errStarved
+	}
+	w.r.PeakBytes = max(w.r.PeakBytes, w.used())
+	return id, nil
+}
+
+// ShareX is a probe.
+var ShareX = 0.5
+
+// makeRoom evicts one batch and says whether anything went.
+func (w *walker) makeRoom(bytes int64) bool {
+	slotBytes := int64(w.slots.Used()) * w.o.Geometry.SlotBytes
+	var evs []radix.Eviction
+	if float64(slotBytes) > ShareX*float64(w.budget) {
+		evs = w.f.EvictSlots(1, w.now)
+	}
+	if len(evs) == 0 {
+		evs = w.f.EvictPages(pageBatch, w.now)
+	}
+	if len(evs) == 0 {
+		evs = w.f.EvictSlots(1, w.now)
+	}
+	for _, ev := range evs {
+		w.f.Dropped(ev)
+		if ev.Snapshot {
+			w.r.EvictedSnapshots++
+		} else {
+			w.r.EvictedPages++
+		}
+	}
+	return len(evs) > 0
+}
+
+// parkIdle moves the timeline that a session keeps and used longest ago to the tree.
+func (w *walker) parkIdle() bool {
+	var oldest *seq
+	for _, s := range w.idle {
+		if !s.busy && !s.cold && (oldest == nil || s.used < oldest.used) {
+			oldest = s
+		}
+	}
+	if oldest == nil {
+		return false
+	}
+	w.r.Parked++
+	w.drop(oldest) // its end is published already
+	return true
+}

@@ -1,0 +1,50 @@
+package replay
+
+import "context"
+
+// Measure walks a trace and adds the ideal.
+func Measure(ctx context.Context, t *Trace, o Options) (Result, error) {
+	r, err := Walk(ctx, t, o)
+	if err != nil {
+		return Result{}, err
+	}
+	r.setIdeal(Ideal(t))
+	return r, nil
+}
+
+func (r *Result) setIdeal(prompt, cached int64) {
+	r.IdealTokens = cached
+	if prompt > 0 {
+		r.IdealRate = float64(cached) / float64(prompt)
+	}
+}
+
+// SweepSteps are the budgets of Sweep, in percent of the peak of a walk without a budget.
+var SweepSteps = []int64{10, 20, 30, 40, 50, 60, 70, 80, 90, 100}
+
+// Sweep walks the trace without a budget, then under every policy at each of SweepSteps, and hands out each result.
+func Sweep(ctx context.Context, t *Trace, o Options, policies []string, each func(Result) error) error {
+	prompt, cached := Ideal(t)
+	walk := func(budget int64, percent int64, policy string) (Result, error) {
+		o.Budget, o.Policy = budget, policy
+		r, err := Walk(ctx, t, o)
+		if err != nil {
+			return Result{}, err
+		}
+		r.Percent = percent
+		r.setIdeal(prompt, cached)
+		return r, each(r)
+	}
+	peak, err := walk(0, 0, policies[0])
+	if err != nil {
+		return err
+	}
+	for _, percent := range SweepSteps {
+		for _, policy := range policies {
+			if _, err := walk(max(peak.PeakBytes*percent/100, 1), percent, policy); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
