@@ -179,7 +179,7 @@ func (e *Engine) alone(r *Run) bool {
 func (e *Engine) parkIdle(s *Seq) bool {
 	var oldest *Seq
 	for other := range e.seqs {
-		if other == s || other.run != nil || other.cold || other.moving || e.batch.has(other) {
+		if other == s || other.run != nil || other.cold || other.moving || other.pinned || e.batch.has(other) {
 			continue
 		}
 		if oldest == nil || other.used < oldest.used {

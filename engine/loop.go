@@ -334,6 +334,7 @@ func (e *Engine) finish(r *Run, reason string, err error) {
 	written := s.inserted
 	if !s.cold && !s.dead && !s.fresh {
 		e.publish(s)
+		e.repin(s)
 	}
 	if !s.dead && reason != FinishError && len(s.line)-s.consumed > 1 && !s.lazy { // cancelled while prefilling
 		e.follow(s)

@@ -62,6 +62,7 @@ func (e *Engine) release(s *Seq) {
 		return // endRestore lets go of it
 	}
 	e.drop(s)
+	e.forest.Unpin(&s.pin)
 	delete(e.seqs, s)
 }
 
@@ -282,6 +283,7 @@ func (e *Engine) endRestore(s *Seq, j *restoring) {
 	}
 	if s.dead {
 		e.abandon(j)
+		e.forest.Unpin(&s.pin)
 		delete(e.seqs, s)
 		return
 	}
@@ -300,5 +302,6 @@ func (e *Engine) endRestore(s *Seq, j *restoring) {
 	if j.adopt {
 		e.adopt(s, j)
 	}
+	e.repin(s)
 	s.report()
 }

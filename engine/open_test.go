@@ -158,3 +158,39 @@ func TestColdReasons(t *testing.T) {
 	}
 	check("after others needed the room", known, "", ColdEvicted, 0)
 }
+
+// TestPinKeepsALineOnTheDevice: other lines take the room of what is not pinned; pins beyond half of the pool have no
+// effect, and nothing deadlocks.
+func TestPinKeepsALineOnTheDevice(t *testing.T) {
+	e := newTestEngine(t, 24, 16, func(o *Options) { o.HostBytes = -1 })
+	r := rand.New(rand.NewPCG(73, 74))
+	var seqs []*Seq
+	var lines [][]int32
+	for i := range 3 { // pinned, pinned beyond the half, not pinned
+		line := randomLine(r, 900)
+		s, _ := open(t, e, line)
+		e.Pin(s, i < 2)
+		_, ids := turn(t, e, s, line, 1)
+		seqs, lines = append(seqs, s), append(lines, append(line, ids...))
+	}
+	push := func(n int) {
+		other := randomLine(r, n)
+		o, _ := open(t, e, other)
+		turn(t, e, o, other, 1)
+		e.Release(o)
+	}
+	push(1700) // more than one line's room
+	for i, s := range seqs {
+		if got := s.Residency().Device; (got == 900) != (i == 0) {
+			t.Errorf("line %d has %d tokens on the device", i, got)
+		}
+	}
+	e.Pin(seqs[0], false)
+	push(2500)
+	if got := seqs[0].Residency().Device; got == 900 {
+		t.Error("a line that is not pinned any more kept its room from one that needed it")
+	}
+	a, _ := turn(t, e, seqs[1], lines[1], 2)
+	b, _ := cold(t, e, lines[1], 2)
+	sameLogits(t, "after eviction", a, b, 2)
+}

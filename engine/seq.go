@@ -39,7 +39,10 @@ type Seq struct {
 	coldReason     string
 	coldAt         int
 	preempted      bool
-	used           int64         // order of its latest run: the idle timeline used longest ago is parked first
+	used           int64 // order of its latest run: the idle timeline used longest ago is parked first
+	pin            radix.Pin
+	wantPin        bool          // the owner asked for a pin
+	pinned         bool          // and it holds
 	filled         chan struct{} // closed when the filling behind ends; nil: nobody waits for that
 
 	residency atomic.Pointer[Residency]
