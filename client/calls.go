@@ -129,6 +129,11 @@ func (c *Client) Events(ctx context.Context, id string, pos Position, limit int)
 	return call[EventPage](ctx, c, http.MethodGet, sessionPath(id, "/events"), query, nil, CallOptions{})
 }
 
+// CheckCache has the server prove a share of its cached snapshots.
+func (c *Client) CheckCache(ctx context.Context, sample float64) (CacheCheck, error) {
+	return call[CacheCheck](ctx, c, http.MethodPost, "/v1/check-cache", nil, map[string]float64{"sample": sample}, CallOptions{})
+}
+
 // Stats returns the server's numbers as they come.
 func (c *Client) Stats(ctx context.Context) (json.RawMessage, error) {
 	return call[json.RawMessage](ctx, c, http.MethodGet, "/v1/stats", nil, nil, CallOptions{})

@@ -195,6 +195,18 @@ type TokenProb struct {
 	Logprob float32 `json:"logprob"`
 }
 
+// CacheCheck is what CheckCache found.
+type CacheCheck struct {
+	Seed       int64    `json:"seed"`
+	Snapshots  int      `json:"snapshots"`
+	Sampled    int      `json:"sampled"`
+	Recomputed int      `json:"recomputed"`
+	Pages      int      `json:"pages"`
+	Stored     int      `json:"stored"`
+	Skipped    int      `json:"skipped"`
+	Mismatches []string `json:"mismatches"`
+}
+
 // Usage counts a turn's tokens.
 type Usage struct {
 	PromptTokens     int      `json:"prompt_tokens"`
@@ -203,6 +215,7 @@ type Usage struct {
 	CacheWriteTokens int      `json:"cache_write_tokens"`
 	BySource         Restored `json:"by_source"`
 	ColdReason       string   `json:"cold_reason,omitempty"`
+	ColdAt           *int     `json:"cold_at,omitempty"`
 	MTP              MTPUsage `json:"mtp"`
 	TTFTMillis       float64  `json:"ttft_ms"`
 	TokensPerSecond  float64  `json:"tokens_per_second"`

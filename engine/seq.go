@@ -72,7 +72,7 @@ func (s *Seq) source(n int) Restored {
 	host, disk := min(s.fromHost, s.consumed), min(s.fromDisk, s.consumed)
 	r := Restored{Device: s.consumed - host - disk, Host: host, Disk: disk, Recomputed: max(0, n-1-s.consumed)}
 	if r.Recomputed > 0 {
-		r.ColdReason, r.ColdAt = s.coldReason, s.coldAt
+		r.ColdReason, r.ColdAt = s.coldReason, max(s.coldAt, s.consumed) // more may have been computed since
 	}
 	return r
 }

@@ -51,6 +51,12 @@ var numbers = []number{
 	gauge("state_bytes", "Bytes of one recurrent state.", func(s *Stats) float64 { return float64(s.Pools.StateBytes) }),
 	gauge("host_bytes", "Bytes in the host tier.", func(s *Stats) float64 { return float64(s.Pools.HostBytes) }),
 	gauge("host_bytes_max", "Room of the host tier.", func(s *Stats) float64 { return float64(s.Pools.HostBytesMax) }),
+	gauge("disk_bytes", "Bytes of the disk tier's files.", func(s *Stats) float64 { return float64(s.Pools.DiskBytes) }),
+	gauge("disk_bytes_max", "Room of the disk tier.", func(s *Stats) float64 { return float64(s.Pools.DiskBytesMax) }),
+	counter("restores_failed_total", "Restores whose bytes could not be read or were corrupt.", func(s *Stats) float64 { return float64(s.Cache.RestoresFailed) }),
+	counter("cache_checked_total", "Snapshots that check-cache looked at.", func(s *Stats) float64 { return float64(s.Cache.Checked) }),
+	counter("cache_mismatches_total", "Snapshots that check-cache found wrong and dropped.", func(s *Stats) float64 { return float64(s.Cache.Mismatches) }),
+	counter("cold_salted_total", "Lines that only another tenant's cache knew.", func(s *Stats) float64 { return float64(s.Cache.Salted) }),
 	gauge("timelines", "Lines that the engine holds.", func(s *Stats) float64 { return float64(s.Pools.Timelines) }),
 	gauge("timelines_cold", "Lines without state on the device.", func(s *Stats) float64 { return float64(s.Pools.TimelinesCold) }),
 	counter("evicted_pages_total", "Pages evicted.", func(s *Stats) float64 { return float64(s.Pools.EvictedPages) }),
@@ -92,7 +98,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for state, count := range s.Sessions.ByState {
 		ch <- prometheus.MustNewConstMetric(sessionsDesc, prometheus.GaugeValue, float64(count), state)
 	}
-	for source, tokens := range map[string]int64{"device": s.Tokens.Device, "host": s.Tokens.Host, "recomputed": s.Tokens.Recomputed} {
+	for source, tokens := range map[string]int64{"device": s.Tokens.Device, "host": s.Tokens.Host, "disk": s.Tokens.Disk, "recomputed": s.Tokens.Recomputed} {
 		ch <- prometheus.MustNewConstMetric(restoredDesc, prometheus.CounterValue, float64(tokens), source)
 	}
 	for phase, rows := range map[string]int64{"prefill": s.Batch.RowsPrefill, "decode": s.Batch.RowsDecode} {

@@ -15,6 +15,7 @@ type Stats struct {
 	Turns    StatsTurns    `json:"turns"`
 	Pools    StatsPools    `json:"pools"`
 	Tokens   StatsTokens   `json:"tokens"`
+	Cache    StatsCache    `json:"cache"`
 	Batch    StatsBatch    `json:"batch"`
 	Ledger   StatsLedger   `json:"ledger"`
 }
@@ -54,6 +55,8 @@ type StatsPools struct {
 	StateBytes       int64 `json:"state_bytes" doc:"of one recurrent state"`
 	HostBytes        int64 `json:"host_bytes"`
 	HostBytesMax     int64 `json:"host_bytes_max"`
+	DiskBytes        int64 `json:"disk_bytes" doc:"of the disk tier's files"`
+	DiskBytesMax     int64 `json:"disk_bytes_max" doc:"0: no disk tier"`
 	Timelines        int   `json:"timelines" doc:"lines that the engine holds"`
 	TimelinesCold    int   `json:"timelines_cold" doc:"of them without state on the device"`
 	EvictedPages     int64 `json:"evicted_pages"`
@@ -66,10 +69,19 @@ type StatsTokens struct {
 	Generated  int64 `json:"generated"`
 	Device     int64 `json:"device"`
 	Host       int64 `json:"host"`
+	Disk       int64 `json:"disk"`
 	Recomputed int64 `json:"recomputed"`
 	Preempted  int64 `json:"preempted" doc:"computed again because memory was short"`
 	Pending    int   `json:"pending" doc:"generated, not committed yet"`
 	Committed  int64 `json:"committed"`
+}
+
+// StatsCache says how sound the cache proved to be.
+type StatsCache struct {
+	RestoresFailed int64 `json:"restores_failed" doc:"whose bytes could not be read or failed their checksum: recomputed"`
+	Checked        int64 `json:"checked" doc:"snapshots that check-cache looked at"`
+	Mismatches     int64 `json:"mismatches" doc:"those that were wrong: dropped"`
+	Salted         int64 `json:"salted" doc:"lines that only another tenant's cache knew"`
 }
 
 // StatsBatch says what the device's steps were made of.
@@ -104,10 +116,11 @@ func (s *Server) stats(ctx context.Context) Stats {
 		Turns:    StatsTurns{Open: m.TurnsOpen, Queued: e.QueueDepth, Running: e.Running, Prefilling: e.Prefilling},
 		Pools: StatsPools{PagesUsed: e.PagesUsed, PagesTotal: e.PagesTotal, PageBytes: e.PageBytes,
 			StatesUsed: e.SlotsUsed, StatesTotal: e.SlotsTotal, StateBytes: e.SlotBytes,
-			HostBytes: e.HostBytes, HostBytesMax: e.HostBytesMax, Timelines: e.Seqs, TimelinesCold: e.SeqsCold,
+			HostBytes: e.HostBytes, HostBytesMax: e.HostBytesMax, DiskBytes: e.DiskBytes, DiskBytesMax: e.DiskBytesMax, Timelines: e.Seqs, TimelinesCold: e.SeqsCold,
 			EvictedPages: e.EvictedPages, EvictedSnapshots: e.EvictedSnapshots, Snapshots: e.Snapshots},
-		Tokens: StatsTokens{Generated: e.TokensGenerated, Device: e.TokensDevice, Host: e.TokensHost,
+		Tokens: StatsTokens{Generated: e.TokensGenerated, Device: e.TokensDevice, Host: e.TokensHost, Disk: e.TokensDisk,
 			Recomputed: e.TokensRecomputed, Preempted: e.TokensPreempted, Pending: m.TokensPending, Committed: m.TokensFlushed},
+		Cache: StatsCache{RestoresFailed: e.RestoresFailed, Checked: e.CheckedSnapshots, Mismatches: e.CheckMismatches, Salted: e.ColdSalted},
 		Batch: StatsBatch{Steps: e.Steps, StepSeconds: e.StepSeconds, RowsPrefill: e.RowsPrefill, RowsDecode: e.RowsDecode, Preemptions: e.Preemptions},
 		Ledger: StatsLedger{Connections: m.LedgerConns, ConnectionsMax: m.LedgerConnsMax, Commits: m.Commits, CommitSeconds: m.CommitSeconds,
 			Batches: m.Batches, BatchSeconds: m.BatchSeconds, DownSeconds: m.LedgerDown.Seconds()},

@@ -160,7 +160,7 @@ func (m *Manager) Patch(ctx context.Context, call Call, id string, req PatchRequ
 	return once(ctx, m, call, func(save save) (Session, error) {
 		var out Session
 		err := m.operate(ctx, call.Tenant, id, func(o *operation) error {
-			return o.commit(ctx, effect{write: func(ctx context.Context, w *work, x *row) error {
+			err := o.commit(ctx, effect{write: func(ctx context.Context, w *work, x *row) error {
 				if req.Title != nil {
 					x.title = *req.Title
 				}
@@ -182,7 +182,21 @@ func (m *Manager) Patch(ctx context.Context, call Call, id string, req PatchRequ
 				o.mu.Unlock()
 				return save(w, out)
 			}})
+			if err == nil && req.Pin != nil {
+				o.pin(*req.Pin)
+			}
+			return err
 		})
 		return out, err
 	})
+}
+
+// pin tells the engine what the row says. Without a timeline the next one is pinned when it is opened.
+func (o *operation) pin(on bool) {
+	o.mu.Lock()
+	seq := o.seq
+	o.mu.Unlock()
+	if seq != nil {
+		o.m.eng.Pin(seq, on)
+	}
 }

@@ -14,18 +14,20 @@ func (m *Manager) Detach(ctx context.Context, call Call, id string, req DetachRe
 	if err := m.open(); err != nil {
 		return Session{}, err
 	}
-	switch req.Tier {
-	case "", string(engine.TierHost):
-	case "disk":
+	to := engine.Tier(req.Tier)
+	switch {
+	case to == "":
+		to = engine.TierHost
+	case to == engine.TierDisk && !m.eng.HasDisk():
 		return Session{}, invalid("tier", "this server has no disk tier")
-	default:
+	case to != engine.TierHost && to != engine.TierDisk:
 		return Session{}, invalid("tier", "must be host or disk")
 	}
 	return once(ctx, m, call, func(save save) (Session, error) {
 		var out Session
 		err := m.operate(ctx, call.Tenant, id, func(o *operation) error {
 			var err error
-			out, err = o.detach(ctx, save)
+			out, err = o.detach(ctx, to, save)
 			return err
 		})
 		return out, err
@@ -45,37 +47,32 @@ func (o *operation) settled() error {
 	return nil
 }
 
-func (o *operation) detach(ctx context.Context, save save) (Session, error) {
+func (o *operation) detach(ctx context.Context, to engine.Tier, save save) (Session, error) {
 	s := o.session
 	if err := o.settled(); err != nil {
 		return Session{}, err
 	}
 	s.mu.Lock()
-	seq, state := s.seq, s.row.state
-	s.seq = nil
+	state := s.row.state
 	s.mu.Unlock()
-	var res engine.Residency
-	if seq != nil {
-		var err error
-		if res, err = s.m.eng.Detach(ctx, seq, engine.TierHost); err != nil {
-			s.m.eng.Release(seq) // the next use opens it anew
-			return Session{}, engineError("detach", err, "")
-		}
+	res, err := s.stow(ctx, to)
+	if err != nil {
+		return Session{}, err
 	}
 	var out Session
 	var events []Event
-	err := o.commit(ctx, effect{
+	err = o.commit(ctx, effect{
 		write: func(ctx context.Context, w *work, x *row) error {
 			if state != StateDetached {
-				events = []Event{{Type: EventSessionDetached, Time: w.now, EventData: EventData{Tier: string(engine.TierHost)}}}
+				events = []Event{{Type: EventSessionDetached, Time: w.now, EventData: EventData{Tier: string(to)}}}
 				number(events, x)
 				x.state = StateDetached
 				x.touch(w.now)
-				writeResidency(w, s.m.me, x, res)
 				if err := insertEvents(w.b, x.tenant, x.id, events); err != nil {
 					return err
 				}
 			}
+			writeResidency(w, s.m.me, x, res)
 			out = x.session()
 			return save(w, out)
 		},
@@ -85,6 +82,26 @@ func (o *operation) detach(ctx context.Context, save save) (Session, error) {
 		s.m.forgetIdle(s)
 	}
 	return out, err
+}
+
+// stow moves what only this session has to the tier, with a timeline or, where it has none, what the cache still has.
+func (s *session) stow(ctx context.Context, to engine.Tier) (engine.Residency, error) {
+	s.mu.Lock()
+	seq := s.seq
+	s.seq = nil
+	s.mu.Unlock()
+	if seq != nil {
+		res, err := s.m.eng.Detach(ctx, seq, to)
+		if err != nil {
+			s.m.eng.Release(seq) // the next use opens it anew
+		}
+		return res, engineError("detach", err, "")
+	}
+	if err := s.loadLine(ctx); err != nil {
+		return engine.Residency{}, err
+	}
+	res, err := s.m.eng.Stow(ctx, s.line, namespace(s.key.tenant), to)
+	return res, engineError("detach", err, "")
 }
 
 // forgetIdle takes a session out of memory unless somebody waits on it.

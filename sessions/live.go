@@ -273,7 +273,11 @@ func (s *session) coldStart(ctx context.Context, lazy bool) (engine.Restored, er
 	}
 	s.mu.Lock()
 	s.seq = seq
+	pin := s.row.pin
 	s.mu.Unlock()
+	if pin {
+		s.m.eng.Pin(seq, true)
+	}
 	return got, nil
 }
 

@@ -84,6 +84,7 @@ type Manager struct {
 	wg     sync.WaitGroup // every goroutine
 
 	draining atomic.Bool
+	checking gate // one CheckCache at a time
 
 	mu      sync.Mutex
 	live    map[liveKey]*session      // guarded by mu
@@ -103,7 +104,7 @@ func Open(ctx context.Context, opts Options) (*Manager, error) {
 	m := &Manager{
 		opts: opts, eng: opts.Engine, log: opts.Log, me: newID(),
 		live: map[liveKey]*session{}, calls: map[callKey]chan struct{}{},
-		turns: map[string]int{}, tenants: map[string]tenantCount{},
+		turns: map[string]int{}, tenants: map[string]tenantCount{}, checking: newGate(),
 	}
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)

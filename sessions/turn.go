@@ -116,7 +116,8 @@ type Usage struct {
 	CachedTokens     int      `json:"cached_tokens"`
 	CacheWriteTokens int      `json:"cache_write_tokens"`
 	BySource         Restored `json:"by_source"`
-	ColdReason       string   `json:"cold_reason,omitempty"`
+	ColdReason       string   `json:"cold_reason,omitempty"` // the first reason why tokens of the prompt were computed again
+	ColdAt           *int     `json:"cold_at,omitempty"`     // the token from which on it holds
 	MTP              MTPUsage `json:"mtp"`
 	TTFTMillis       float64  `json:"ttft_ms"`
 	TokensPerSecond  float64  `json:"tokens_per_second"`

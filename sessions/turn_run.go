@@ -265,12 +265,20 @@ func usage(u engine.Usage) *Usage {
 		CachedTokens: u.CachedTokens, CacheWriteTokens: u.CacheWriteTokens,
 		BySource:   restored(u.BySource),
 		ColdReason: u.BySource.ColdReason,
+		ColdAt:     coldAt(u.BySource),
 		TTFTMillis: float64(u.TTFT.Microseconds()) / 1e3,
 	}
 	if s := u.Decode.Seconds(); s > 0 && u.CompletionTokens > 1 {
 		out.TokensPerSecond = float64(u.CompletionTokens-1) / s
 	}
 	return out
+}
+
+func coldAt(r engine.Restored) *int {
+	if r.ColdReason == "" {
+		return nil
+	}
+	return &r.ColdAt
 }
 
 func restored(r engine.Restored) Restored {

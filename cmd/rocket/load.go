@@ -87,20 +87,20 @@ func numericClass(flag string) kernels.Class {
 	return kernels.ClassBF16
 }
 
-// load loads the model and starts the engine.
-func (f engineFlags) load(c *console, log *slog.Logger) (*loaded, error) {
+// load loads the model and starts the engine; change sets what the flags do not.
+func (f engineFlags) load(c *console, log *slog.Logger, change ...func(*engine.Options)) (*loaded, error) {
 	if f.Threads < 0 {
 		return nil, usage("--threads: want 0 or more, not %d", f.Threads)
 	}
 	l := &loaded{}
-	if err := f.loadInto(c, log, l); err != nil {
+	if err := f.loadInto(c, log, l, change); err != nil {
 		l.close()
 		return nil, err
 	}
 	return l, nil
 }
 
-func (f engineFlags) loadInto(c *console, log *slog.Logger, l *loaded) (err error) {
+func (f engineFlags) loadInto(c *console, log *slog.Logger, l *loaded, change []func(*engine.Options)) (err error) {
 	dir, name, err := modelDir(f.Model)
 	if err != nil {
 		return err
@@ -123,10 +123,14 @@ func (f engineFlags) loadInto(c *console, log *slog.Logger, l *loaded) (err erro
 	if err != nil {
 		return err
 	}
-	l.engine, err = engine.New(engine.Options{
+	opts := engine.Options{
 		Device: l.device, Model: l.model, Tokenizer: l.tok, Name: name, Log: log,
 		PageBytes: int64(f.PageBytes), SnapshotBytes: int64(f.SnapshotBytes), HostBytes: hostBytes(f.HostBytes),
-	})
+	}
+	for _, set := range change {
+		set(&opts)
+	}
+	l.engine, err = engine.New(opts)
 	return err
 }
 

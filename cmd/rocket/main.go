@@ -28,14 +28,15 @@ const (
 type commands struct {
 	JSON bool `help:"Print JSON for machines."`
 
-	Serve    serveCmd    `cmd:"" help:"Serve sessions over HTTP; without flags on the nano model and a private Postgres."`
-	Session  sessionCmd  `cmd:"" help:"Work with the sessions of a server."`
-	Generate generateCmd `cmd:"" help:"Generate text once, without a server."`
-	Bench    benchCmd    `cmd:"" help:"Measure forks, decoding and the distance to the machine's roofs."`
-	Replay   replayCmd   `cmd:"" help:"Walk a trace of real use through the cache's bookkeeping, without a model."`
-	Model    modelCmd    `cmd:"" help:"Look at a model's files."`
-	Doctor   doctorCmd   `cmd:"" help:"Check what this machine has and lacks."`
-	Version  versionCmd  `cmd:"" help:"Print what was built."`
+	Serve      serveCmd      `cmd:"" help:"Serve sessions over HTTP; without flags on the nano model and a private Postgres."`
+	Session    sessionCmd    `cmd:"" help:"Work with the sessions of a server."`
+	Generate   generateCmd   `cmd:"" help:"Generate text once, without a server."`
+	Bench      benchCmd      `cmd:"" help:"Measure forks, decoding and the distance to the machine's roofs."`
+	Replay     replayCmd     `cmd:"" help:"Walk a trace of real use through the cache's bookkeeping, without a model."`
+	Model      modelCmd      `cmd:"" help:"Look at a model's files."`
+	CheckCache checkCacheCmd `cmd:"" help:"Have a server prove a sample of its cache against recomputation."`
+	Doctor     doctorCmd     `cmd:"" help:"Check what this machine has and lacks."`
+	Version    versionCmd    `cmd:"" help:"Print what was built."`
 }
 
 // console is what a command writes to. Results go to out; progress, hints and

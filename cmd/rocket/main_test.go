@@ -162,7 +162,7 @@ func TestHelp(t *testing.T) {
 		}
 	}
 	_, out, _ := rocket(t, "--help")
-	for _, later := range []string{"replay", "check-cache", "static-fire", "quantize", "key", "export"} {
+	for _, later := range []string{"static-fire", "quantize", "key", "export"} {
 		if strings.Contains(out, "\n  "+later) {
 			t.Errorf("--help shows %s, which does not work yet", later)
 		}

@@ -8,9 +8,11 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"syscall"
 	"time"
 
+	"rocket/engine"
 	"rocket/internal/localpg"
 	"rocket/migrations"
 	"rocket/server"
@@ -25,7 +27,9 @@ const shutdownTimeout = 30 * time.Second
 type serveCmd struct {
 	Listen       string        `help:"Address to listen on; loopback only in this version." default:"127.0.0.1:8080" env:"ROCKET_LISTEN"`
 	AllowHost    []string      `help:"Host name under which clients reach the server, beside localhost." env:"ROCKET_ALLOW_HOST" placeholder:"HOST"`
-	DataDir      string        `help:"Where the private Postgres keeps its files." env:"ROCKET_DATA_DIR" placeholder:"DIR"`
+	DataDir      string        `help:"Where the private Postgres and the disk tier keep their files." env:"ROCKET_DATA_DIR" placeholder:"DIR"`
+	DiskDir      string        `help:"Folder of the disk tier; default tier in the data folder." env:"ROCKET_DISK_DIR" placeholder:"DIR"`
+	DiskBytes    byteSize      `help:"Room on disk for caches of detached and old sessions, which outlive a restart; 0: none." default:"8GiB" env:"ROCKET_DISK_BYTES" placeholder:"SIZE"`
 	DatabaseURL  string        `help:"Postgres 15 or newer to use as the ledger; default a private one." env:"ROCKET_DATABASE_URL" placeholder:"URL"`
 	DrainTimeout time.Duration `help:"What running turns get at shutdown." default:"30s" env:"ROCKET_DRAIN_TIMEOUT"`
 	LogFormat    string        `help:"text or json." enum:"text,json" default:"text" env:"ROCKET_LOG_FORMAT"`
@@ -59,11 +63,12 @@ func (s serveCmd) Run(c *console) (err error) {
 	if err := migrations.Up(c.ctx, url); err != nil {
 		return err
 	}
-	l, err := s.load(c, log)
+	l, err := s.load(c, log, func(o *engine.Options) { o.DiskDir, o.DiskBytes = s.diskDir(), int64(s.DiskBytes) })
 	if err != nil {
 		return err
 	}
 	defer l.close()
+	defer s.save(c, l, log)
 	manager, err := sessions.Open(c.ctx, sessions.Options{DatabaseURL: url, Engine: l.engine, Template: l.template, Log: log})
 	if err != nil {
 		return err
@@ -84,6 +89,28 @@ func (s serveCmd) Run(c *console) (err error) {
 	}
 	s.announce(c, ln.Addr(), l)
 	return srv.Serve(c.ctx, ln)
+}
+
+// diskDir is the disk tier's folder, "" when there is none.
+func (s serveCmd) diskDir() string {
+	switch {
+	case s.DiskBytes == 0:
+		return ""
+	case s.DiskDir != "":
+		return s.DiskDir
+	}
+	return filepath.Join(dataDir(s.DataDir), "tier")
+}
+
+// save puts what is cached on disk for the next start.
+func (s serveCmd) save(c *console, l *loaded, log *slog.Logger) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), shutdownTimeout)
+	defer cancel()
+	if saved, err := l.engine.Save(ctx); err != nil {
+		log.Warn("not all caches were saved to disk", "saved", saved, "error", err)
+	} else if saved > 0 {
+		log.Info("caches saved to disk", "entries", saved)
+	}
 }
 
 // announce says where the server is and what to try first.

@@ -274,7 +274,8 @@ func (s sessionCancel) Run(c *console, cmds *commands) error {
 }
 
 type sessionDetach struct {
-	ID string `arg:"" help:"Session."`
+	ID   string `arg:"" help:"Session."`
+	Tier string `help:"Where to: host memory, or disk, which outlives a restart." enum:"host,disk" default:"host"`
 }
 
 func (d sessionDetach) Run(c *console, cmds *commands) error {
@@ -283,7 +284,7 @@ func (d sessionDetach) Run(c *console, cmds *commands) error {
 		return err
 	}
 	defer api.Close()
-	session, err := api.Detach(c.ctx, d.ID, client.DetachRequest{}, client.CallOptions{})
+	session, err := api.Detach(c.ctx, d.ID, client.DetachRequest{Tier: d.Tier}, client.CallOptions{})
 	if err != nil {
 		return err
 	}

@@ -51,6 +51,7 @@ export interface Usage {
   cache_write_tokens: number;
   by_source: Restored;
   cold_reason?: string;
+  cold_at?: number;
   ttft_ms: number;
   tokens_per_second: number;
 }
