@@ -13,12 +13,17 @@ import (
 
 // replayCmd walks a trace through the radix code without a model.
 type replayCmd struct {
-	Format   string   `help:"Form of the trace: mooncake, kvct (kv-cache-tester), bailian or tot." enum:"mooncake,kvct,bailian,tot" required:""`
+	Format   string   `help:"Form of the trace: mooncake, kvct (kv-cache-tester), bailian, tot; or c32, which is made and not read." enum:"mooncake,kvct,bailian,tot,c32" required:""`
 	Files    []string `arg:"" optional:"" name:"file" help:"Files of the trace, gzip or plain; a folder means what lies in it. Several are one trace, their clocks start together."`
 	Geometry string   `help:"Whose pages and states: glm-5.3-flash, kimi-linear or nano." enum:"glm-5.3-flash,kimi-linear,nano" default:"glm-5.3-flash"`
 	State    string   `help:"What recurrent states are kept in: f32 or bf16." enum:"f32,bf16" default:"f32"`
 	Budget   float64  `name:"budget-gib" help:"Device memory for pages and states together, in GiB; 0: no bound." default:"0" placeholder:"GIB"`
 	Policy   string   `help:"What is evicted first." enum:"lru" default:"lru"`
+	Root     int      `help:"c32: tokens of the prompt that all sessions begin with." default:"212000"`
+	Sessions int      `help:"c32: sessions, forks included." default:"555"`
+	Seed     uint64   `help:"c32: seed." default:"1"`
+	Waiting  float64  `help:"c32: part of the forks that have not run yet." default:"0"`
+	Shed     bool     `name:"shed-states" help:"Without room, idle sessions give up their states before their pages."`
 	Sweep    bool     `help:"Walk without a bound, then at 10 to 100 percent of that peak; one line each."`
 	Check    int      `help:"Check the whole tree after every so many requests; it is checked at the end in any case." default:"0"`
 }
@@ -35,7 +40,7 @@ func (r replayCmd) Run(c *console) error {
 	if err != nil {
 		return err
 	}
-	o := replay.Options{Geometry: g, Budget: int64(r.Budget * (1 << 30)), Policy: r.Policy, CheckEvery: r.Check, Progress: c.walked()}
+	o := replay.Options{Geometry: g, Budget: int64(r.Budget * (1 << 30)), Policy: r.Policy, ShedStates: r.Shed, CheckEvery: r.Check, Progress: c.walked()}
 	if r.Sweep {
 		return replay.Sweep(c.ctx, t, o, []string{r.Policy}, func(res replay.Result) error { return c.walk(res) })
 	}
@@ -48,6 +53,13 @@ func (r replayCmd) Run(c *console) error {
 
 // trace reads the files.
 func (r replayCmd) trace() (*replay.Trace, error) {
+	if r.Format == "c32" {
+		t, err := replay.C32{Root: r.Root, Lanes: min(replay.DefaultLanes, r.Sessions), Sessions: r.Sessions, Seed: r.Seed, Waiting: r.Waiting}.Trace()
+		if err != nil {
+			return nil, usageError{err}
+		}
+		return t, nil
+	}
 	var sources []replay.Source
 	for _, name := range r.Files {
 		names := []string{name}

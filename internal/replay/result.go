@@ -1,7 +1,5 @@
 package replay
 
-import "rocket/radix"
-
 // Result is what a walk measured. Bytes are of pages and states on the device; tokens are of prompts.
 type Result struct {
 	Format   string `json:"format"`
@@ -25,11 +23,15 @@ type Result struct {
 	EvictedPages     int   `json:"evicted_pages"`
 	EvictedSnapshots int   `json:"evicted_snapshots"`
 	CopyOnExtend     int   `json:"copy_on_extend"`
+	Forks            int   `json:"forks"`
 	StateCopies      int   `json:"state_copies"`
 	Waited           int   `json:"waited"`
 	Refused          int   `json:"refused"`
 	Starved          int   `json:"starved"`
 	Parked           int   `json:"parked"`
+	Shed             int   `json:"shed"`
+
+	Sessions *SessionsResult `json:"sessions,omitempty"`
 }
 
 func (w *walker) serve(i int, s *seq) {
@@ -43,13 +45,10 @@ func (w *walker) serve(i int, s *seq) {
 	}
 }
 
-func (w *walker) settled(i int, s *seq) {}
-
-func (w *walker) finish(st radix.Stats) {
+func (w *walker) finish() {
 	w.r.Format, w.r.Geometry, w.r.State, w.r.Policy, w.r.Budget = w.t.Format, w.o.Geometry.Name, w.o.Geometry.State, w.o.Policy, w.o.Budget
 	if w.r.PromptTokens > 0 {
 		w.r.HitRate = float64(w.r.CachedTokens) / float64(w.r.PromptTokens)
 	}
+	w.r.Sessions = w.resident.result()
 }
-
-func (w *walker) fork(int32) error { return nil }

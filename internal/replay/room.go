@@ -14,7 +14,7 @@ func (w *walker) allocSlot() (int32, error) { return w.alloc(w.slots, w.o.Geomet
 
 func (w *walker) alloc(p *radix.Pool, bytes int64) (int32, error) {
 	for w.used()+bytes > w.budget {
-		if !w.makeRoom(bytes) && !w.parkIdle() {
+		if !w.makeRoom(bytes) && !w.shedIdle() && !w.parkIdle() {
 			return radix.None, errStarved
 		}
 	}
@@ -53,17 +53,42 @@ func (w *walker) makeRoom(bytes int64) bool {
 	return len(evs) > 0
 }
 
-// parkIdle moves the timeline that a session keeps and used longest ago to the tree.
-func (w *walker) parkIdle() bool {
-	var oldest *seq
-	for _, s := range w.idle {
-		if !s.busy && !s.cold && (oldest == nil || s.used < oldest.used) {
-			oldest = s
+// shedIdle lets go of the state of the session that was used longest ago, not of its pages: the tree's snapshot of it
+// may be evicted then, and the session goes on from the one at its branch point.
+func (w *walker) shedIdle() bool {
+	if !w.o.ShedStates {
+		return false
+	}
+	s, session := w.oldestIdle(func(s *seq) bool { return s.slot != radix.None })
+	if s == nil {
+		return false
+	}
+	w.resident.stuck()
+	w.resident.shed(session)
+	w.slots.Release(s.slot)
+	s.slot = radix.None
+	w.r.Shed++
+	return true
+}
+
+// oldestIdle finds the timeline of that kind that a session keeps and used longest ago.
+func (w *walker) oldestIdle(want func(*seq) bool) (oldest *seq, session int32) {
+	for n, s := range w.idle {
+		if !s.busy && !s.cold && want(s) && (oldest == nil || s.used < oldest.used || s.used == oldest.used && n < session) {
+			oldest, session = s, n
 		}
 	}
+	return oldest, session
+}
+
+// parkIdle moves the timeline that a session keeps and used longest ago to the tree.
+func (w *walker) parkIdle() bool {
+	oldest, session := w.oldestIdle(func(*seq) bool { return true })
 	if oldest == nil {
 		return false
 	}
+	w.resident.stuck()
+	w.resident.release(session)
 	w.r.Parked++
 	w.drop(oldest) // its end is published already
 	return true

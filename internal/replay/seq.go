@@ -14,7 +14,7 @@ const key = ""
 func (w *walker) begin(s *seq) {
 	if !s.cold { // the session kept its timeline: the line went on, or a sibling has computed more of it
 		w.f.Match(key, s.line, &w.match)
-		if w.match.Start() > s.consumed || s.consumed >= len(s.line) {
+		if w.match.Start() > s.consumed || s.consumed >= len(s.line) || s.slot == radix.None && s.consumed > 0 {
 			w.drop(s)
 		}
 	}

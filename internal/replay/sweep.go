@@ -2,13 +2,29 @@ package replay
 
 import "context"
 
-// Measure walks a trace and adds the ideal.
+// Measure walks a trace and adds the ideal, and, from a walk without a budget, what its sessions need.
 func Measure(ctx context.Context, t *Trace, o Options) (Result, error) {
 	r, err := Walk(ctx, t, o)
 	if err != nil {
 		return Result{}, err
 	}
 	r.setIdeal(Ideal(t))
+	if o.Budget > 0 && len(t.Sessions) > 0 {
+		free := o
+		free.Budget, free.Served = 0, nil
+		whole, err := Walk(ctx, t, free)
+		if err != nil {
+			return Result{}, err
+		}
+		if s := whole.Sessions; s != nil {
+			s.fit(o.Budget)
+			if r.Sessions != nil {
+				m := r.Sessions
+				s.FitResident, s.ResidentMax, s.ReplayMean, s.ReplayMax = m.FitResident, m.ResidentMax, m.ReplayMean, m.ReplayMax
+			}
+			r.Sessions = s
+		}
+	}
 	return r, nil
 }
 

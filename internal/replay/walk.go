@@ -17,6 +17,8 @@ type Options struct {
 	Policy   string
 	Vocab    int32 // token ids are made in [Low, Low+Vocab); 0: all that int32 has
 	Low      int32
+	// ShedStates: when there is no room, idle sessions first give up their states and keep their pages.
+	ShedStates bool
 	// CheckEvery is how many requests lie between two calls of Forest.Check; 0: only at the end.
 	CheckEvery int
 	Progress   func(done, total int)
@@ -46,8 +48,9 @@ type seq struct {
 	captures       []int
 	lastCapture    int
 	cold           bool
-	used           int64
+	used           int64 // when its latest turn ended
 	busy           bool
+	last           int // the request that made the line
 }
 
 // walker walks one trace.
@@ -66,6 +69,8 @@ type walker struct {
 	waiting []int          // requests that found no room
 	budget  int64
 	r       Result
+
+	resident *resident // nil unless memory that sessions hold can be told
 }
 
 var errStarved = errors.New("no room")
@@ -123,6 +128,9 @@ func newWalker(t *Trace, o Options) (*walker, error) {
 	}
 	w.pages, w.slots = radix.NewPool("page", int(nPages)), radix.NewPool("state slot", int(nSlots))
 	w.f = radix.NewForest(w.pages, w.slots, radix.Options{PageBytes: g.PageBytes, SlotBytes: g.SlotBytes})
+	if len(t.Sessions) > 0 && (t.Resident || o.Budget == 0) {
+		w.resident = newResident(t, g, int(nPages), int(nSlots))
+	}
 	return w, nil
 }
 
@@ -175,6 +183,8 @@ func (w *walker) event(e event) error {
 	case eventFork:
 		return w.fork(int32(e.index))
 	case eventClose:
+		w.distances()
+		w.resident.release(int32(e.index))
 		if s := w.idle[int32(e.index)]; s != nil && !s.busy {
 			w.drop(s)
 			delete(w.idle, int32(e.index))
@@ -193,10 +203,8 @@ func (w *walker) start(i int) error {
 	}
 	s.line = appendTokens(s.line[:0:0], r.Prompt, w.o.Low, w.o.Vocab)
 	w.begin(s)
-	if w.o.Served != nil || w.r.Requests >= 0 {
-		w.serve(i, s)
-	}
-	s.busy = true
+	w.serve(i, s)
+	s.busy, s.last = true, i
 	w.active[i] = s
 	n := len(s.line)
 	s.line = appendTokens(s.line, r.Output, w.o.Low, w.o.Vocab)
@@ -230,6 +238,7 @@ func (w *walker) done(i int) error {
 	if s == nil { // it was refused, or waits
 		return nil
 	}
+	r := &w.t.Requests[i]
 	err := w.advance(s, len(s.line)-1, 1)
 	if err != nil && !errors.Is(err, errStarved) {
 		return err
@@ -243,7 +252,8 @@ func (w *walker) done(i int) error {
 	delete(w.active, i)
 	s.busy = false
 	s.used = w.now
-	w.settled(i, s)
+	w.resident.hold(r.Session, s, len(s.line))
+	s.line = nil // made again when it is needed
 	if !w.t.Resident {
 		w.drop(s)
 	}
@@ -325,6 +335,6 @@ func (w *walker) end() (Result, error) {
 	if n := st.Pages[radix.Device] + st.Tails[radix.Device]; n != w.pages.Used() || st.Snapshots[radix.Device] != w.slots.Used() {
 		return Result{}, fmt.Errorf("at the end: %d pages and %d states in use, the tree has %d and %d", w.pages.Used(), w.slots.Used(), n, st.Snapshots[radix.Device])
 	}
-	w.finish(st)
+	w.finish()
 	return w.r, nil
 }
