@@ -57,7 +57,8 @@ const otherTensors = "other"
 var stepRows = []int{1, 16}
 
 type inspectedClass struct {
-	PageBytes     int `json:"page_bytes"` // of a page of 128 tokens, padding included
+	PageBytes     int `json:"page_bytes"` // stride of a page of 128 tokens: its slab and its padding
+	SlabBytes     int `json:"slab_bytes"`
 	PaddingBytes  int `json:"padding_bytes"`
 	StateBytes    int `json:"state_bytes"` // of one recurrent state with its snapshot's rows
 	BytesPerToken int `json:"bytes_per_token"`
@@ -88,7 +89,7 @@ func (m modelInspect) Run(c *console) error {
 		out.LayerKinds[string(layer.Kind)+"+"+string(layer.MLP)]++
 	}
 	for class, l := range r.Layouts {
-		out.Classes[class] = inspectedClass{l.PageStride, r.PaddingPerPage[class], l.SlotStride, r.BytesPerToken[class]}
+		out.Classes[class] = inspectedClass{l.PageStride, l.SlabBytes, r.PaddingPerPage[class], l.SlotStride, r.BytesPerToken[class]}
 	}
 	if c.json {
 		err = c.print(out)
@@ -96,7 +97,7 @@ func (m modelInspect) Run(c *console) error {
 		out.print(c)
 	}
 	if err == nil && out.Refused != "" {
-		err = fmt.Errorf("model %s: %s", m.Model, out.Refused)
+		err = errReported{fmt.Errorf("model %s: %s", m.Model, out.Refused)}
 	}
 	return err
 }
@@ -120,7 +121,7 @@ func (m inspected) print(c *console) {
 	c.say("a step touches  %d B of weights as stored for 1 stream, %d B for 16", m.StepBytes[1], m.StepBytes[16])
 	for _, class := range slices.Sorted(maps.Keys(m.Classes)) {
 		k := m.Classes[class]
-		c.say("class %-9s page of 128 tokens %d B (%d padding, %d a token), state %d B", class, k.PageBytes, k.PaddingBytes, k.BytesPerToken, k.StateBytes)
+		c.say("class %-9s page of 128 tokens %d B (slab %d, padding %d; %d a token), state %d B", class, k.PageBytes, k.SlabBytes, k.PaddingBytes, k.BytesPerToken, k.StateBytes)
 	}
 }
 

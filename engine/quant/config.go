@@ -2,7 +2,9 @@ package quant
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -120,4 +122,21 @@ func (j *job) describe() (q quantizationConfig, hf hfQuantConfig) {
 	}
 	hf.Quantization.Exclude = ignored
 	return q, hf
+}
+
+// SourceDigest says what the checkpoint in a folder was made of: the digest of the model that Run was given, "" where the
+// folder does not say.
+func SourceDigest(dir string) (string, error) {
+	text, err := os.ReadFile(filepath.Join(dir, "hf_quant_config.json"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	var hf hfQuantConfig
+	if err == nil {
+		err = json.Unmarshal(text, &hf)
+	}
+	if err != nil {
+		return "", fmt.Errorf("%s: hf_quant_config.json: %w", dir, err)
+	}
+	return hf.Source, nil
 }

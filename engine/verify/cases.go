@@ -128,7 +128,7 @@ func cases(tok *tokenizer.Tokenizer) []testCase {
 		{name: "retrieval-4k", what: "in such a table an entry out of turn is found by its key", file: far + entryCall + `"curlew",`, limit: 16, stop: until("\n"),
 			check: starts(" 2768, newCurlew)\n")},
 		{name: "write-function", what: "a function asked for in a chat parses", limit: 160,
-			messages: []chat.Message{{Role: "user", Content: "Write func Min(a, b int) int in package math.\nMin returns the smaller of a and b."}}, check: declares("func Min(a, b int) int {")},
+			messages: []chat.Message{{Role: "user", Content: "Write func NewStack(size int) *Stack in package stack.\nNewStack returns an empty stack."}}, check: declares("func NewStack(size int) *Stack {")},
 		{name: "write-method", what: "a method asked for in a chat parses", limit: 160,
 			messages: []chat.Message{{Role: "user", Content: "Write func (s *Stack) Len() int in package stack.\nLen returns the number of elements in the stack."}}, check: declares("func (s *Stack) Len() int {")},
 		{name: "tool-call", what: "a question about a symbol becomes a call of the tool", limit: 64,

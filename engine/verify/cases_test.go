@@ -36,7 +36,7 @@ var answers = map[string]struct {
 	"brackets":       {"\t\tb = b[1:]\n\t}\n\treturn b\n}\n", []string{"\t\tb = b[1:]\n\treturn b\n}\n", "\t\tb = b[1:\n\t}\n\treturn b\n}\n"}},
 	"copy-4k":        {" 4711, newKestrel)\n\tregister(\"marlin\", 1207, newMarlin)\n", []string{" 4711, newKestrel)\n", " 1207, newMarlin)\n", ""}},
 	"retrieval-4k":   {" 2768, newCurlew)\n", []string{" 2768, newGannet)\n", " 4711, newKestrel)\n", ""}},
-	"write-function": {"func Min(a, b int) int {\n\tif a < b {\n\t\treturn a\n\t}\n\treturn b\n}", []string{"func Min(a, b int) int {\n\tif a < b {\n\t\treturn a\n", "func Max(a, b int) int {\n\treturn a\n}", ""}},
+	"write-function": {"func NewStack(size int) *Stack {\n\treturn &Stack{size: size}\n}", []string{"func NewStack(size int) *Stack {\n\treturn &Stack{\n", "func NewQueue(size int) *Queue {\n\treturn &Queue{}\n}", ""}},
 	"write-method":   {"func (s *Stack) Len() int {\n\treturn len(s.items)\n}", []string{"func (s *Stack) Len() int {", "func Len() int {\n\treturn 0\n}"}},
 	"tool-call":      {`{"tool":"read","path":"net/wire/frame.go","symbol":"ParseHeader"}`, []string{`{"tool":"read","path":"net/wire/frame.go"}`, `{"tool":"read",`, "ParseHeader reads a header."}},
 }

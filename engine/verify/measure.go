@@ -2,6 +2,7 @@ package verify
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 
@@ -43,60 +44,111 @@ type DraftSide struct {
 	AcceptedLength float64   `json:"accepted_length"` // mean tokens of a step: the trunk's own and the drafts up to the first that is wrong
 }
 
-// pass is one model's way through the text.
+// pass is one model's way through texts: what of it the measurements need, text after text. A baseline's may have been
+// walked long ago and come out of a record; then it has no runner.
 type pass struct {
-	r       *runner
-	loss    float64
-	choices []int32   // of the document
-	hidden  []float32 // of the document
-	agree   [DraftDepths]int64
-	length  int64
+	r        *runner
+	channels []*observed
+	rows     [][]float32 // each channel's values of the last chunk, or state
+	choices  []int64     // the likeliest token at every position
+	loss     float64     // in nats, of all tokens together
+	agree    [DraftDepths]int64
+	accepted int64 // drafts up to the first that is wrong
+	drafted  int64 // positions that were drafted for
+
+	start  int       // of the document, among choices
+	hidden []float32 // of the document
+}
+
+// newPass makes a runner ready to walk.
+func newPass(r *runner) (*pass, error) {
+	if r.trace == nil {
+		var err error
+		if r.trace, err = r.m.Trace(r.pages, r.slots, chunkRows, 1); err != nil {
+			return nil, err
+		}
+	}
+	p := &pass{r: r}
+	for _, tap := range r.trace.Taps {
+		p.channels = append(p.channels, &observed{name: tap.Name, kind: tap.Kind})
+	}
+	for _, layer := range r.m.StateLayers() {
+		p.channels = append(p.channels, &observed{name: fmt.Sprintf("layers.%d.self_attn.state", layer), kind: KindState})
+	}
+	p.rows = make([][]float32, len(p.channels))
+	return p, nil
 }
 
 // measure runs both models through the documents side by side.
 func measure(ctx context.Context, base, cand *runner, docs [][]int32, progress func(tokens int)) (Measured, error) {
-	sides := [2]*pass{{r: base}, {r: cand}}
-	for _, p := range sides {
-		if p.r.trace == nil {
-			var err error
-			if p.r.trace, err = p.r.m.Trace(p.r.pages, p.r.slots, chunkRows, 1); err != nil {
-				return Measured{}, err
-			}
+	a, err := newPass(base)
+	if err != nil {
+		return Measured{}, err
+	}
+	b, err := newPass(cand)
+	if err != nil {
+		return Measured{}, err
+	}
+	diff := make([]float64, len(a.channels))
+	pair := func(from, to int) {
+		for i := from; i < to; i++ {
+			diff[i] += squaredDistance(a.rows[i], b.rows[i])
 		}
 	}
-	var channels []*channel
-	for _, tap := range base.trace.Taps {
-		channels = append(channels, &channel{name: tap.Name, kind: tap.Kind})
+	if err := walk(ctx, []*pass{a, b}, docs, pair, progress); err != nil {
+		return Measured{}, err
 	}
-	for _, layer := range base.m.StateLayers() {
-		channels = append(channels, &channel{name: fmt.Sprintf("layers.%d.self_attn.state", layer), kind: KindState})
+	return compare(a, b, diff)
+}
+
+func squaredDistance(a, b []float32) (sum float64) {
+	for i, x := range a {
+		d := float64(b[i]) - float64(x)
+		sum += d * d
 	}
-	m, same, drafted := Measured{}, 0, int64(0)
-	for _, doc := range docs {
-		n, err := measureText(ctx, sides, doc, channels, progress)
-		if err != nil {
-			return Measured{}, err
+	return sum
+}
+
+// compare tells how a candidate differs on the texts that both have walked; diff is of their channels' values where they
+// walked together.
+func compare(base, cand *pass, diff []float64) (Measured, error) {
+	if err := sameChannels(base, cand); err != nil {
+		return Measured{}, err
+	}
+	n, same := len(base.choices), 0
+	for i, x := range base.choices {
+		if x == cand.choices[i] && x >= 0 {
+			same++
 		}
-		m.Tokens += len(doc) - 1
-		same += n
-		for _, p := range sides {
-			if n, err = p.drafts(ctx, doc); err != nil {
-				return Measured{}, err
-			}
-		}
-		drafted += int64(n)
 	}
-	loss := [2]float64{sides[0].loss / float64(m.Tokens), sides[1].loss / float64(m.Tokens)}
-	m.Parity = float64(same) / float64(m.Tokens)
+	m := Measured{Tokens: n, Parity: float64(same) / float64(n)}
+	loss := [2]float64{base.loss / float64(n), cand.loss / float64(n)}
 	m.Perplexity = Perplexity{finite(math.Exp(loss[0])), finite(math.Exp(loss[1])), finite(math.Exp(loss[1] - loss[0])), finite(loss[0]), finite(loss[1])}
-	for _, c := range channels {
-		m.Channels = append(m.Channels, c.report())
+	for i, c := range cand.channels {
+		var d *float64
+		if diff != nil {
+			d = &diff[i]
+		}
+		m.Channels = append(m.Channels, c.against(base.channels[i], n, d))
 	}
 	m.Kinds = summarise(m.Channels)
-	if drafted > 0 {
-		m.Drafts = &Drafts{sides[0].draftSide(drafted), sides[1].draftSide(drafted)}
+	if cand.drafted > 0 {
+		m.Drafts = &Drafts{base.draftSide(), cand.draftSide()}
 	}
 	return m, nil
+}
+
+// sameChannels tells whether two passes are of one architecture and of the same texts.
+func sameChannels(a, b *pass) error {
+	differ := len(a.channels) != len(b.channels) || len(a.choices) != len(b.choices) || a.drafted != b.drafted
+	for i := 0; i < len(a.channels) && !differ; i++ {
+		x, y := a.channels[i], b.channels[i]
+		differ = x.name != y.name || x.kind != y.kind || x.n != y.n || len(x.experts) != len(y.experts)
+	}
+	if differ {
+		return errors.New("what was measured is of different models")
+	}
+	return nil
 }
 
 // finite makes a number of what is none, since JSON has no other: one that is outside every bound.
@@ -107,54 +159,52 @@ func finite(x float64) float64 {
 	return x
 }
 
-// measureText runs a document and gives the number of positions where both choose the same token. The last token is
-// only predicted.
-func measureText(ctx context.Context, sides [2]*pass, doc []int32, channels []*channel, progress func(int)) (same int, err error) {
-	for _, p := range sides {
-		if err := p.r.room(len(doc)); err != nil {
-			return 0, err
+// walk runs passes through the documents, chunk by chunk together; pair (may be nil) is called when the values of channels
+// [from, to) of all of them are in rows. The last token of a document is only predicted.
+func walk(ctx context.Context, passes []*pass, docs [][]int32, pair func(from, to int), progress func(int)) error {
+	for _, doc := range docs {
+		for _, p := range passes {
+			if err := p.r.room(len(doc)); err != nil {
+				return err
+			}
+			if err := p.r.reset(); err != nil {
+				return err
+			}
+			p.start, p.hidden = len(p.choices), p.hidden[:0]
 		}
-		if err := p.r.reset(); err != nil {
-			return 0, err
-		}
-		p.choices, p.hidden = p.choices[:0], p.hidden[:0]
-	}
-	for pos := 0; pos < len(doc)-1; pos += chunkRows {
-		if err := ctx.Err(); err != nil {
-			return 0, err
-		}
-		rows := doc[pos:min(pos+chunkRows, len(doc)-1)]
-		for _, p := range sides {
-			if err := p.chunk(doc, rows, pos); err != nil {
-				return 0, err
+		for pos := 0; pos < len(doc)-1; pos += chunkRows {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			rows := doc[pos:min(pos+chunkRows, len(doc)-1)]
+			for _, p := range passes {
+				if err := p.chunk(doc, rows, pos); err != nil {
+					return err
+				}
+			}
+			if pair != nil {
+				pair(0, len(passes[0].r.trace.Taps))
+			}
+			if progress != nil {
+				progress(len(rows))
 			}
 		}
-		if err := compareTaps(sides, channels, len(rows)); err != nil {
-			return 0, err
+		for _, p := range passes {
+			if err := p.states(); err != nil {
+				return err
+			}
+			if err := p.drafts(ctx, doc); err != nil {
+				return err
+			}
 		}
-		if progress != nil {
-			progress(len(rows))
+		if pair != nil {
+			pair(len(passes[0].r.trace.Taps), len(passes[0].channels))
 		}
 	}
-	for i, x := range sides[0].choices {
-		if x == sides[1].choices[i] && x >= 0 {
-			same++
-		}
-	}
-	for i := range sides[0].r.m.StateLayers() {
-		a, err := sides[0].r.m.RecurrentState(sides[0].r.slots, 0, i)
-		if err != nil {
-			return 0, err
-		}
-		b, err := sides[1].r.m.RecurrentState(sides[1].r.slots, 0, i)
-		if err != nil {
-			return 0, err
-		}
-		channels[len(sides[0].r.trace.Taps)+i].add(a, b)
-	}
-	return same, nil
+	return nil
 }
 
+// chunk runs the next rows of a document and notes what passes through.
 func (p *pass) chunk(doc, rows []int32, pos int) error {
 	b := p.r.batch(rows, pos, len(rows))
 	if err := p.r.trace.Run(b); err != nil {
@@ -163,65 +213,62 @@ func (p *pass) chunk(doc, rows []int32, pos int) error {
 	v := p.r.m.Vocab()
 	for i := range rows {
 		logits := b.Logits[i*v : (i+1)*v]
-		p.choices = append(p.choices, argmax(logits))
+		p.choices = append(p.choices, int64(argmax(logits)))
 		p.loss += surprise(logits, doc[pos+i+1])
 	}
 	p.hidden = append(p.hidden, p.r.trace.Read(p.r.trace.Hidden, 0, len(rows))...)
-	return nil
-}
-
-func compareTaps(sides [2]*pass, channels []*channel, rows int) error {
-	for i, tap := range sides[0].r.trace.Taps {
-		a, err := sides[0].r.trace.Rows(tap, rows)
+	for i, tap := range p.r.trace.Taps {
+		values, err := p.r.trace.Rows(tap, len(rows))
 		if err != nil {
 			return err
 		}
-		b, err := sides[1].r.trace.Rows(sides[1].r.trace.Taps[i], rows)
-		if err != nil {
-			return err
-		}
-		channels[i].add(a, b)
+		p.rows[i] = values
+		p.channels[i].add(values)
 		if tap.Kind == model.TapRouter {
-			channels[i].route(sides, tap.Layer, a, b, rows)
+			p.route(p.channels[i], tap.Layer, values, len(rows))
 		}
 	}
 	return nil
 }
 
-// route counts the experts that the baseline chooses and those of them that the candidate chooses too.
-func (c *channel) route(sides [2]*pass, layer int, base, cand []float32, rows int) {
-	n := len(base) / rows
+// route notes the experts that a router's logits choose.
+func (p *pass) route(o *observed, layer int, logits []float32, rows int) {
+	n := len(logits) / rows
 	for i := range rows {
-		want := choose(sides[0].r.m.Config, base[i*n:(i+1)*n], sides[0].r.m.RouterBias(layer))
-		got := choose(sides[1].r.m.Config, cand[i*n:(i+1)*n], sides[1].r.m.RouterBias(layer))
-		c.chosen += int64(len(want))
-		for j, k := 0, 0; j < len(want) && k < len(got); {
-			switch {
-			case want[j] == got[k]:
-				c.agree, j, k = c.agree+1, j+1, k+1
-			case want[j] < got[k]:
-				j++
-			default:
-				k++
-			}
+		for _, e := range choose(p.r.m.Config, logits[i*n:(i+1)*n], p.r.m.RouterBias(layer)) {
+			o.experts = append(o.experts, int64(e))
 		}
 	}
 }
 
-// drafts runs the draft layer over the document, depth by depth, and gives the number of positions that every depth
-// has drafted for; 0 where the model has no draft layer that can be run.
-func (p *pass) drafts(ctx context.Context, doc []int32) (int, error) {
+// states notes the recurrent states behind a document.
+func (p *pass) states() error {
+	at := len(p.r.trace.Taps)
+	for i := range p.r.m.StateLayers() {
+		values, err := p.r.m.RecurrentState(p.r.slots, 0, i)
+		if err != nil {
+			return err
+		}
+		p.rows[at+i] = values
+		p.channels[at+i].add(values)
+	}
+	return nil
+}
+
+// drafts runs the draft layer over the document, depth by depth, where the model has one that can be run.
+func (p *pass) drafts(ctx context.Context, doc []int32) error {
 	m, h := p.r.m, p.r.m.Config.Hidden
 	if !m.Config.MTP || m.Config.ShareIndexForMTP {
-		return 0, nil
+		return nil
 	}
 	plan, err := m.MTPPlan(p.r.pages, chunkRows, 1)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer plan.Free()
 	// Row t of depth d has the text's token t+d and drafts the one that the trunk chooses at t+d.
-	n := len(p.choices) - DraftDepths
+	choices := p.choices[p.start:]
+	n := len(choices) - DraftDepths
 	hidden, right := p.hidden, make([]bool, max(n, 0))
 	for i := range right {
 		right[i] = true
@@ -230,36 +277,38 @@ func (p *pass) drafts(ctx context.Context, doc []int32) (int, error) {
 		var next []float32
 		for pos := 0; pos < n; pos += chunkRows {
 			if err := ctx.Err(); err != nil {
-				return 0, err
+				return err
 			}
 			rows := min(chunkRows, n-pos)
 			if err := plan.Write(plan.Hidden, 0, hidden[pos*h:(pos+rows)*h]); err != nil {
-				return 0, err
+				return err
 			}
 			b := p.r.batch(doc[pos+depth:pos+depth+rows], pos, rows)
 			if err := plan.Run(b); err != nil {
-				return 0, err
+				return err
 			}
 			for i := range rows {
-				ok := argmax(b.Logits[i*m.Vocab():(i+1)*m.Vocab()]) == p.choices[pos+i+depth] && p.choices[pos+i+depth] >= 0
+				draft := int64(argmax(b.Logits[i*m.Vocab() : (i+1)*m.Vocab()]))
+				ok := draft == choices[pos+i+depth] && draft >= 0
 				if ok {
 					p.agree[depth-1]++
 				}
 				if right[pos+i] = right[pos+i] && ok; right[pos+i] {
-					p.length++
+					p.accepted++
 				}
 			}
 			next = append(next, plan.Read(plan.Out, 0, rows)...)
 		}
 		hidden = next
 	}
-	return max(n, 0), nil
+	p.drafted += int64(max(n, 0))
+	return nil
 }
 
-func (p *pass) draftSide(n int64) DraftSide {
-	s := DraftSide{AcceptedLength: 1 + float64(p.length)/float64(n)}
+func (p *pass) draftSide() DraftSide {
+	s := DraftSide{AcceptedLength: 1 + float64(p.accepted)/float64(p.drafted)}
 	for _, a := range p.agree {
-		s.Agreement = append(s.Agreement, float64(a)/float64(n))
+		s.Agreement = append(s.Agreement, float64(a)/float64(p.drafted))
 	}
 	return s
 }

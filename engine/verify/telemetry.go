@@ -20,35 +20,41 @@ const (
 	histBins = 2*histHalf + 1
 )
 
-func histBin(x float64) int {
+// halfOctave is the mantissa from which a number is in the upper half of its octave: that of the first FP32 above sqrt 2.
+const halfOctave = 0x3504f4
+
+func histBin(x float32) int {
 	if x == 0 || x != x {
 		return histHalf
 	}
-	b := int(min(max(math.Floor(2*math.Log2(math.Abs(x)))+2*histSpan, -1), histHalf-1)) + 1
+	bits := math.Float32bits(x)
+	half := 2 * (int(bits>>23&0xff) - 127)
+	if bits&(1<<23-1) >= halfOctave {
+		half++
+	}
+	b := min(max(half+2*histSpan, -1), histHalf-1) + 1
 	if x < 0 {
 		return histHalf - b
 	}
 	return histHalf + b
 }
 
-// channel compares one tap, or one state, of two models on the same tokens.
-type channel struct {
-	name             string
-	kind             model.TapKind
-	n                int64
-	base, cand, diff float64 // sums of squares
-	hist             [2][histBins]int64
-	agree, chosen    int64 // router logits: experts that both choose, and that the baseline chooses
+// observed is what one model's values at one place in the graph amount to.
+type observed struct {
+	name    string
+	kind    model.TapKind
+	n       int64
+	squares float64
+	hist    [histBins]int64
+	experts []int64 // routers: those that every row chooses, ascending, row after row
 }
 
-func (c *channel) add(base, cand []float32) {
-	for i, x := range base {
-		b, y := float64(x), float64(cand[i])
-		c.base, c.cand, c.diff = c.base+b*b, c.cand+y*y, c.diff+(y-b)*(y-b)
-		c.hist[0][histBin(b)]++
-		c.hist[1][histBin(y)]++
+func (o *observed) add(values []float32) {
+	for _, x := range values {
+		o.squares += float64(x) * float64(x)
+		o.hist[histBin(x)]++
 	}
-	c.n += int64(len(base))
+	o.n += int64(len(values))
 }
 
 // Channel is what verify reports of one place in the graph.
@@ -57,25 +63,47 @@ type Channel struct {
 	Kind      model.TapKind `json:"kind"`
 	RMSRatio  float64       `json:"rms_ratio"`                // candidate to baseline
 	TV        float64       `json:"histogram_tv"`             // total variation between the two histograms of values, 0 to 1
-	Error     float64       `json:"relative_error"`           // RMS of the difference to RMS of the baseline
+	Error     *float64      `json:"relative_error,omitempty"` // RMS of the difference to RMS of the baseline; absent where that is a record
 	Agreement *float64      `json:"topk_agreement,omitempty"` // routers: share of the baseline's choices that the candidate makes too
 }
 
-func (c *channel) report() Channel {
-	out := Channel{Name: c.name, Kind: c.kind, RMSRatio: 1}
-	if c.base > 0 {
-		out.RMSRatio, out.Error = finite(math.Sqrt(c.cand/c.base)), finite(math.Sqrt(c.diff/c.base))
-	} else if c.cand > 0 {
-		out.RMSRatio, out.Error = math.MaxFloat64, math.MaxFloat64
+// against compares a candidate's channel with the baseline's. diff is the sum of the squares of the differences.
+func (o *observed) against(base *observed, rows int, diff *float64) Channel {
+	out := Channel{Name: o.name, Kind: o.kind, RMSRatio: 1}
+	relative := func(squares float64) float64 {
+		if base.squares == 0 && squares == 0 {
+			return 0
+		}
+		return finite(math.Sqrt(squares / base.squares))
 	}
-	for i := range c.hist[0] {
-		out.TV += math.Abs(float64(c.hist[0][i]-c.hist[1][i])) / float64(2*max(c.n, 1))
+	if base.squares != 0 || o.squares != 0 {
+		out.RMSRatio = relative(o.squares)
 	}
-	if c.chosen > 0 {
-		a := float64(c.agree) / float64(c.chosen)
+	if diff != nil {
+		e := relative(*diff)
+		out.Error = &e
+	}
+	for i, n := range o.hist {
+		out.TV += math.Abs(float64(n-base.hist[i])) / float64(2*max(o.n, 1))
+	}
+	if len(base.experts) > 0 {
+		a := float64(shared(base.experts, o.experts, rows)) / float64(len(base.experts))
 		out.Agreement = &a
 	}
 	return out
+}
+
+// shared counts the experts of a that are among those of b, row by row.
+func shared(a, b []int64, rows int) (n int) {
+	ka, kb := len(a)/rows, len(b)/rows
+	for i := range rows {
+		for _, e := range a[i*ka : (i+1)*ka] {
+			if slices.Contains(b[i*kb:(i+1)*kb], e) {
+				n++
+			}
+		}
+	}
+	return n
 }
 
 // Kind summarises the channels of one kind.
@@ -85,7 +113,7 @@ type Kind struct {
 	MinRMSRatio  float64       `json:"min_rms_ratio"`
 	MaxRMSRatio  float64       `json:"max_rms_ratio"`
 	MaxTV        float64       `json:"max_histogram_tv"`
-	MaxError     float64       `json:"max_relative_error"`
+	MaxError     *float64      `json:"max_relative_error,omitempty"`
 	MinAgreement *float64      `json:"min_topk_agreement,omitempty"`
 }
 
@@ -99,7 +127,10 @@ func summarise(channels []Channel) (kinds []Kind) {
 		k := &kinds[i]
 		k.Channels++
 		k.MinRMSRatio, k.MaxRMSRatio = min(k.MinRMSRatio, c.RMSRatio), max(k.MaxRMSRatio, c.RMSRatio)
-		k.MaxTV, k.MaxError = max(k.MaxTV, c.TV), max(k.MaxError, c.Error)
+		k.MaxTV = max(k.MaxTV, c.TV)
+		if c.Error != nil && (k.MaxError == nil || *c.Error > *k.MaxError) {
+			k.MaxError = c.Error
+		}
 		if c.Agreement != nil && (k.MinAgreement == nil || *c.Agreement < *k.MinAgreement) {
 			k.MinAgreement = c.Agreement
 		}

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	"rocket/engine/chat"
 	"rocket/engine/model"
@@ -22,7 +23,8 @@ import (
 // Options say what is compared, and how.
 type Options struct {
 	Device              *kernels.Device
-	Baseline, Candidate string // folders of one model in two forms
+	Baseline, Candidate string  // folders of one model in two forms
+	Record              *Record // stands for the baseline if it is there; then families cannot be measured alone
 	Class               kernels.Class
 	HeldOut             []string // documents that the model has not been trained on
 	SkipFamilies        bool     // measure the candidate as a whole only
@@ -32,6 +34,7 @@ type Options struct {
 // Report is the outcome. It passes when Regressions is empty.
 type Report struct {
 	Class       string       `json:"class"`
+	Arithmetic  string       `json:"arithmetic"` // of the device
 	Baseline    Side         `json:"baseline"`
 	Candidate   Side         `json:"candidate"`
 	Passed      int          `json:"cases_passed"`
@@ -44,11 +47,13 @@ type Report struct {
 
 // Side is one of the two models.
 type Side struct {
-	Dir       string                          `json:"dir"`
-	Digest    string                          `json:"digest"`
-	Formats   map[model.Family]map[string]int `json:"formats"`           // matrices by family and how they are stored
-	StepBytes int64                           `json:"c16_step_bytes"`    // of weights that a decode step of 16 streams touches, as stored
-	Resident  int64                           `json:"c16_step_resident"` // the same as this device keeps them
+	Dir        string                          `json:"dir,omitempty"`
+	Recorded   bool                            `json:"recorded,omitempty"`   // measured before, by the arithmetic that follows
+	Arithmetic string                          `json:"arithmetic,omitempty"` // of the device that it was recorded on
+	Digest     string                          `json:"digest"`
+	Formats    map[model.Family]map[string]int `json:"formats"`           // matrices by family and how they are stored
+	StepBytes  int64                           `json:"c16_step_bytes"`    // of weights that a decode step of 16 streams touches, as stored
+	Resident   int64                           `json:"c16_step_resident"` // the same as this device keeps them
 }
 
 // familyTokens is how much of the text a family alone is measured on: enough for its error, and a share of the time.
@@ -97,8 +102,12 @@ type verification struct {
 func Run(ctx context.Context, o Options) (Report, error) {
 	v := &verification{o: o}
 	defer v.close()
+	against := o.Baseline
+	if o.Record != nil {
+		against = "a record"
+	}
 	if err := v.run(ctx); err != nil {
-		return Report{}, fmt.Errorf("verify %s against %s: %w", o.Candidate, o.Baseline, err)
+		return Report{}, fmt.Errorf("verify %s against %s: %w", o.Candidate, against, err)
 	}
 	return v.report, nil
 }
@@ -115,19 +124,24 @@ func (v *verification) close() {
 }
 
 func (v *verification) run(ctx context.Context) error {
-	if err := v.load(); err != nil {
+	dirs := []string{v.o.Baseline, v.o.Candidate}
+	if v.o.Record != nil {
+		dirs[0] = ""
+	}
+	if err := v.load(dirs...); err != nil {
 		return err
 	}
-	for _, d := range v.o.HeldOut {
-		if ids := document(v.tok, d); len(ids) > DraftDepths+1 {
-			v.texts = append(v.texts, ids[:min(len(ids), MaxContext)])
-		}
+	if err := v.readTexts(); err != nil {
+		return err
 	}
-	if len(v.texts) == 0 {
-		return errors.New("there is no held-out text")
+	if r := v.o.Record; r != nil {
+		if err := r.fits(v.report.Class, v.o.Candidate, v.tok, v.template, v.texts); err != nil {
+			return err
+		}
+		v.report.Baseline = r.side()
 	}
 	var families []model.Family
-	if !v.o.SkipFamilies {
+	if !v.o.SkipFamilies && v.o.Record == nil {
 		families = v.changed()
 	}
 	v.plan(len(families))
@@ -135,7 +149,12 @@ func (v *verification) run(ctx context.Context) error {
 		return err
 	}
 	var err error
-	if v.report.Combined, err = v.measure(ctx, v.runners[1], v.texts); err != nil {
+	if v.o.Record != nil {
+		v.report.Combined, err = v.measureRecorded(ctx)
+	} else {
+		v.report.Combined, err = measure(ctx, v.runners[0], v.runners[1], v.texts, v.progress)
+	}
+	if err != nil {
 		return err
 	}
 	v.report.Regressions = append(v.report.Regressions, regressions("", v.report.Combined)...)
@@ -151,48 +170,82 @@ func (v *verification) run(ctx context.Context) error {
 	return nil
 }
 
-// load loads both models and what turns text into their tokens.
-func (v *verification) load() (err error) {
-	if v.tok, err = tokenizer.Load(filepath.Join(v.o.Baseline, "tokenizer.json")); err != nil {
-		return err
+// readTexts makes tokens of the held-out text.
+func (v *verification) readTexts() error {
+	for _, d := range v.o.HeldOut {
+		if ids := document(v.tok, d); len(ids) > DraftDepths+1 {
+			v.texts = append(v.texts, ids[:min(len(ids), MaxContext)])
+		}
 	}
-	other, err := tokenizer.Load(filepath.Join(v.o.Candidate, "tokenizer.json"))
-	if err != nil {
-		return err
+	if len(v.texts) == 0 {
+		return errors.New("there is no held-out text")
 	}
-	if v.tok.Digest() != other.Digest() {
-		return errors.New("their tokenizers differ")
-	}
-	if v.template, err = chat.Load(v.o.Baseline, v.tok); err != nil && !errors.Is(err, chat.ErrNoTemplate) {
-		return err
-	}
-	v.report.Class, v.report.Regressions, v.report.Families = v.o.Class.String(), []string{}, []FamilyPart{}
-	for i, dir := range []string{v.o.Baseline, v.o.Candidate} {
-		if v.reports[i], err = model.Inspect(dir); err != nil {
+	return nil
+}
+
+// load loads the models of up to two folders, the baseline's and the candidate's, and what turns text into their tokens.
+// An empty name is passed over.
+func (v *verification) load(dirs ...string) error {
+	v.report.Class, v.report.Arithmetic = v.o.Class.String(), v.o.Device.Arithmetic()
+	v.report.Regressions, v.report.Families = []string{}, []FamilyPart{}
+	for i, dir := range dirs {
+		if dir == "" {
+			continue
+		}
+		if err := v.loadText(dir); err != nil {
 			return err
 		}
-		m, err := model.Load(v.o.Device, dir, model.Options{Class: v.o.Class, ContextLimit: MaxContext})
+		side, err := v.loadSide(i, dir)
 		if err != nil {
 			return err
 		}
-		v.models = append(v.models, m)
-		if v.runners[i], err = newRunner(v.o.Device, m); err != nil {
-			return err
-		}
-		side := Side{Dir: dir, Digest: m.Digest, Formats: map[model.Family]map[string]int{}, StepBytes: v.reports[i].StepWeightBytes(stepStreams),
-			Resident: m.StepCost(stepStreams, 0).WeightBytes}
-		for f, fr := range v.reports[i].Families {
-			if f != "" {
-				side.Formats[f] = fr.Kinds
-			}
-		}
-		if i == 0 {
-			v.report.Baseline = side
-		} else {
-			v.report.Candidate = side
-		}
+		*[]*Side{&v.report.Baseline, &v.report.Candidate}[i] = side
+	}
+	if v.runners[0] == nil || v.runners[1] == nil {
+		return nil
 	}
 	return v.reports[0].Config.SameModel(v.reports[1].Config)
+}
+
+// loadText reads a folder's tokenizer and template. The baseline's are used; the candidate's tokenizer must be equal.
+func (v *verification) loadText(dir string) error {
+	tok, err := tokenizer.Load(filepath.Join(dir, "tokenizer.json"))
+	if err != nil {
+		return err
+	}
+	if v.tok != nil {
+		if v.tok.Digest() != tok.Digest() {
+			return errors.New("their tokenizers differ")
+		}
+		return nil
+	}
+	v.tok = tok
+	if v.template, err = chat.Load(dir, tok); err != nil && !errors.Is(err, chat.ErrNoTemplate) {
+		return err
+	}
+	return nil
+}
+
+func (v *verification) loadSide(i int, dir string) (side Side, err error) {
+	if v.reports[i], err = model.Inspect(dir); err != nil {
+		return Side{}, err
+	}
+	m, err := model.Load(v.o.Device, dir, model.Options{Class: v.o.Class, ContextLimit: MaxContext})
+	if err != nil {
+		return Side{}, err
+	}
+	v.models = append(v.models, m)
+	if v.runners[i], err = newRunner(v.o.Device, m); err != nil {
+		return Side{}, err
+	}
+	side = Side{Dir: dir, Digest: m.Digest, Formats: map[model.Family]map[string]int{}, StepBytes: v.reports[i].StepWeightBytes(stepStreams),
+		Resident: m.StepCost(stepStreams, 0).WeightBytes}
+	for f, fr := range v.reports[i].Families {
+		if f != "" {
+			side.Formats[f] = fr.Kinds
+		}
+	}
+	return side, nil
 }
 
 // changed lists the families whose bytes differ in number or kind between the two.
@@ -233,12 +286,22 @@ func (v *verification) some() (texts [][]int32) {
 	return texts
 }
 
-func (v *verification) measure(ctx context.Context, cand *runner, texts [][]int32) (Measured, error) {
-	return measure(ctx, v.runners[0], cand, texts, func(tokens int) {
-		if v.done += int64(tokens); v.o.Progress != nil {
-			v.o.Progress(min(v.done, v.all), v.all)
-		}
-	})
+func (v *verification) progress(tokens int) {
+	if v.done += int64(tokens); v.o.Progress != nil {
+		v.o.Progress(min(v.done, v.all), v.all)
+	}
+}
+
+// measureRecorded walks the candidate alone and compares it with the record.
+func (v *verification) measureRecorded(ctx context.Context) (Measured, error) {
+	p, err := newPass(v.runners[1])
+	if err != nil {
+		return Measured{}, err
+	}
+	if err := walk(ctx, []*pass{p}, v.texts, nil, v.progress); err != nil {
+		return Measured{}, err
+	}
+	return compare(v.o.Record.pass(), p, nil)
 }
 
 // family measures the baseline with one family of the candidate.
@@ -253,31 +316,31 @@ func (v *verification) family(ctx context.Context, f model.Family) (Measured, er
 		return Measured{}, err
 	}
 	defer r.close()
-	return v.measure(ctx, r, v.some())
+	return measure(ctx, v.runners[0], r, v.some(), v.progress)
 }
 
-// cases runs the fixed cases on both.
+// cases runs the fixed cases on both; a recorded baseline has answered them before.
 func (v *verification) cases(ctx context.Context) error {
-	for _, c := range cases(v.tok) {
+	for i, c := range cases(v.tok) {
 		result := CaseResult{Name: c.name, What: c.what}
 		prompt, err := c.prompt(v.tok, v.template)
 		if err != nil {
 			return fmt.Errorf("case %s: %w", c.name, err)
 		}
 		result.PromptTokens = len(prompt)
-		var ids [2][]int32
-		for i, to := range []*CaseRun{&result.Baseline, &result.Candidate} {
-			if ids[i], to.Text, err = v.runners[i].generate(ctx, v.tok, prompt, c.limit, c.stop); err == nil {
-				err = c.check(to.Text)
-			}
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			if to.Passed = err == nil; err != nil {
-				to.Why = err.Error()
-			}
+		var before, after []int32
+		if v.o.Record != nil {
+			before, result.Baseline, err = v.o.Record.answer(i, c, v.tok)
+		} else {
+			before, result.Baseline, err = v.try(ctx, v.runners[0], c, prompt)
 		}
-		result.SameTokens = fmt.Sprint(ids[0]) == fmt.Sprint(ids[1])
+		if err != nil {
+			return err
+		}
+		if after, result.Candidate, err = v.try(ctx, v.runners[1], c, prompt); err != nil {
+			return err
+		}
+		result.SameTokens = slices.Equal(before, after)
 		switch {
 		case !result.Baseline.Passed:
 			v.report.Regressions = append(v.report.Regressions, fmt.Sprintf("case %s: the baseline itself fails, so it proves nothing: %s", c.name, result.Baseline.Why))
@@ -290,4 +353,25 @@ func (v *verification) cases(ctx context.Context) error {
 		v.report.Cases = append(v.report.Cases, result)
 	}
 	return nil
+}
+
+// try runs a case on one model. That the model fails it is no error.
+func (v *verification) try(ctx context.Context, r *runner, c testCase, prompt []int32) (ids []int32, run CaseRun, err error) {
+	ids, text, err := r.generate(ctx, v.tok, prompt, c.limit, c.stop)
+	if ctx.Err() != nil {
+		return nil, CaseRun{}, ctx.Err()
+	}
+	return ids, c.judge(text, err), nil
+}
+
+// judge tells whether a text that was generated, unless err says why not, passes.
+func (c testCase) judge(text string, err error) CaseRun {
+	if err == nil {
+		err = c.check(text)
+	}
+	run := CaseRun{Passed: err == nil, Text: text}
+	if err != nil {
+		run.Why = err.Error()
+	}
+	return run
 }

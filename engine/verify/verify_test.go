@@ -80,7 +80,7 @@ func TestMeasureItself(t *testing.T) {
 		t.Errorf("regressions against itself: %q", got)
 	}
 	for _, c := range m.Channels {
-		if c.RMSRatio != 1 || c.TV != 0 || c.Error != 0 || c.Agreement != nil && *c.Agreement != 1 {
+		if c.RMSRatio != 1 || c.TV != 0 || *c.Error != 0 || c.Agreement != nil && *c.Agreement != 1 {
 			t.Errorf("%+v", c)
 		}
 	}
@@ -109,9 +109,8 @@ func TestMeasureChunks(t *testing.T) {
 	dev := openDevice(t)
 	r := randomRunner(t, dev, 5)
 	text := randomTexts(200)[0]
-	p := &pass{r: r}
-	var err error
-	if r.trace, err = r.m.Trace(r.pages, r.slots, chunkRows, 1); err != nil {
+	p, err := newPass(r)
+	if err != nil {
 		t.Fatal(err)
 	}
 	if err := r.reset(); err != nil {
@@ -141,9 +140,11 @@ func TestNumbersThatAreNone(t *testing.T) {
 	if argmax([]float32{1, nan, 2}) != -1 || argmax([]float32{1, 3, 3}) != 1 || argmax([]float32{float32(math.Inf(1))}) != -1 {
 		t.Error("argmax")
 	}
-	c := channel{name: "layers.0.x", kind: model.TapMLP}
-	c.add([]float32{1, 2}, []float32{1, nan})
-	m := Measured{Parity: math.NaN(), Perplexity: Perplexity{Ratio: finite(math.NaN())}, Channels: []Channel{c.report()},
+	base, cand, diff := observed{name: "layers.0.x", kind: model.TapMLP}, observed{name: "layers.0.x", kind: model.TapMLP}, math.NaN()
+	base.add([]float32{1, 2})
+	cand.add([]float32{1, nan})
+	c := cand.against(&base, 1, &diff)
+	m := Measured{Parity: math.NaN(), Perplexity: Perplexity{Ratio: finite(math.NaN())}, Channels: []Channel{c},
 		Drafts: &Drafts{DraftSide{AcceptedLength: 2}, DraftSide{AcceptedLength: math.NaN()}}}
 	if got := regressions("", m); len(got) < 4 {
 		t.Errorf("regressions %q", got)
@@ -182,8 +183,8 @@ func TestBounds(t *testing.T) {
 
 func TestHistogram(t *testing.T) {
 	last := -1
-	for _, x := range []float64{math.Inf(-1), -1e9, -3, -2, -1.5, -1, -1e-3, -1e-20, 0, 1e-20, 1e-3, 1, 1.5, 2, 3, 1e9, math.Inf(1)} {
-		b := histBin(x)
+	for _, x := range []float64{math.Inf(-1), -1e9, -3, -2, -1.5, -1, -1e-3, -1e-20, 0, 1e-42, 1e-20, 1e-3, 1, 1.5, 2, 3, 1e9, math.Inf(1)} {
+		b := histBin(float32(x))
 		if b < 0 || b >= histBins || b < last {
 			t.Errorf("%g is in bin %d, the one before in %d of %d", x, b, last, histBins)
 		}
@@ -192,10 +193,23 @@ func TestHistogram(t *testing.T) {
 	if histBin(1) == histBin(1.5) || histBin(1) != histBin(1.4) || histBin(1e-20) != histBin(0) {
 		t.Error("bins are not half octaves")
 	}
-	c := channel{}
-	c.add([]float32{1, 1, 1, 1}, []float32{1, 1, 2, 4})
-	r := c.report()
-	if r.TV != 0.5 || math.Abs(r.RMSRatio-math.Sqrt(22.0/4)) > 1e-12 || math.Abs(r.Error-math.Sqrt(10.0/4)) > 1e-12 {
+	rng := rand.New(rand.NewPCG(5, 6))
+	for range 20_000 { // bins are half octaves of the logarithm
+		x := float32(math.Exp(rng.NormFloat64() * 4))
+		if want := histHalf + 1 + int(math.Floor(2*math.Log2(float64(x)))) + 2*histSpan; histBin(x) != want || histBin(-x) != 2*histHalf-want {
+			t.Fatalf("%g is in bin %d, want %d", x, histBin(x), want)
+		}
+	}
+	var base, cand observed
+	base.add([]float32{1, 1, 1, 1})
+	cand.add([]float32{1, 1, 2, 4})
+	diff := 10.0
+	r := cand.against(&base, 4, &diff)
+	if r.TV != 0.5 || math.Abs(r.RMSRatio-math.Sqrt(22.0/4)) > 1e-12 || math.Abs(*r.Error-math.Sqrt(10.0/4)) > 1e-12 {
+		t.Errorf("%+v", r)
+	}
+	base.experts, cand.experts = []int64{0, 1, 2, 3}, []int64{1, 2, 2, 3}
+	if r = cand.against(&base, 2, nil); *r.Agreement != 0.75 || r.Error != nil {
 		t.Errorf("%+v", r)
 	}
 }

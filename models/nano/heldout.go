@@ -10,6 +10,12 @@ import (
 //go:embed heldout/*.txt
 var heldOut embed.FS
 
+// Baseline is a record of what the BF16 weights do that the embedded ones were quantised from: `rocket model verify`
+// compares with it, since the BF16 weights are too large to be here.
+//
+//go:embed baseline.json
+var Baseline []byte
+
 // HeldOut is Go source that was never trained on: frozen copies of four files of this repository, which is in nobody's
 // corpus. Each begins with its name in a comment, as the files of the training text do.
 func HeldOut() ([]string, error) {
