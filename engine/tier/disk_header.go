@@ -1,6 +1,7 @@
 package tier
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
@@ -163,7 +164,12 @@ func decodeSegment(b []byte, identity [32]byte) (segmentHeader, error) {
 		return segmentHeader{}, err
 	}
 	le := binary.LittleEndian
-	return segmentHeader{le.Uint32(b[offNumber:]), le.Uint32(b[offSlots:]), int64(le.Uint64(b[offChunkBytes:]))}, nil
+	h := segmentHeader{le.Uint32(b[offNumber:]), le.Uint32(b[offSlots:]), int64(le.Uint64(b[offChunkBytes:]))}
+	again := make([]byte, blockBytes)
+	if h.encode(again, identity); !bytes.Equal(again, b) {
+		return segmentHeader{}, fmt.Errorf("%w: bytes beside the fields", errHeader)
+	}
+	return h, nil
 }
 
 // start clears a block and writes what both kinds of header begin with; seal ends it.
