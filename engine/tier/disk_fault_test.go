@@ -95,7 +95,9 @@ func TestDiskFailsTheIth(t *testing.T) {
 
 // failIth reports whether the i-th operation came.
 func failIth(t *testing.T, i int, f fault) bool {
-	o := testOptions(t.TempDir())
+	dir, done := quickDir(t)
+	defer done()
+	o := testOptions(dir)
 	o.Queue = 1 // so that the order is the same each time
 	fs, happened := failing(i, f)
 	after, _ := failing(0, f)

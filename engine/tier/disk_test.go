@@ -30,6 +30,20 @@ func testOptions(dir string) DiskOptions {
 	return DiskOptions{Dir: dir, MaxBytes: 350 << 10, SegmentBytes: 100 << 10, Queue: 3, Identity: testIdentity}
 }
 
+// quickDir makes a directory for the tests of many operations: in memory where the system has such a place. done
+// removes it.
+func quickDir(t interface{ Fatal(args ...any) }) (dir string, done func()) {
+	base := "/dev/shm"
+	if info, err := os.Stat(base); err != nil || !info.IsDir() {
+		base = ""
+	}
+	dir, err := os.MkdirTemp(base, "rocket-tier-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir, func() { _ = os.RemoveAll(dir) }
+}
+
 func openTest(t testing.TB, o DiskOptions) (*Disk, []Stored) {
 	t.Helper()
 	d, stored, err := OpenDisk(o)
@@ -116,11 +130,8 @@ func TestDiskModel(t *testing.T) {
 	fs := system
 	fs.sync = func(*os.File) error { return nil } // slow, and of no use to a process that lives
 	rapid.Check(t, func(t *rapid.T) {
-		dir, err := os.MkdirTemp("", "tier")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer os.RemoveAll(dir)
+		dir, done := quickDir(t)
+		defer done()
 		d, _, err := openDisk(testOptions(dir), fs)
 		if err != nil {
 			t.Fatal(err)
