@@ -33,13 +33,15 @@ const (
 	maxC32Sessions  = 20_000
 )
 
-// c32Session is one under construction.
+// c32Session is one as planned: its sizes, where it forks off, and who forks off it.
 type c32Session struct {
-	number int32
-	line   []Seg
-	id     uint64
-	own    int   // tokens of its own stream so far
-	edges  []int // offsets where its turns ended
+	number  int32
+	id      uint64
+	base    []Seg // the parent's line up to the fork
+	turns   []int // own tokens of each turn
+	edges   []int // offsets where the turns end
+	forks   map[int][]*c32Session
+	waiting bool
 }
 
 // Trace makes the workload: the same one for the same options.
@@ -60,7 +62,7 @@ func (c C32) Trace() (*Trace, error) {
 	if forks > 0 {
 		forkOwn = max(c32ForkTurns, (c.Sessions*c32Own-c.Lanes*c32Further)/forks)
 	}
-	m := &c32Maker{c: c, t: t, r: r, heads: spread(r, c.Lanes, c32Further), forks: spread(r, forks, forkOwn)}
+	m := &c32Maker{c: c, t: t, r: r, heads: spread(r, c.Lanes, c32Further), forks: spread(r, forks, forkOwn), waiters: int64(c.Lanes) * c32LaneMS}
 	for lane := range c.Lanes {
 		n := forks*(lane+1)/c.Lanes - forks*lane/c.Lanes
 		if err := m.lane(int64(lane)*c32LaneMS, n); err != nil {
@@ -68,7 +70,7 @@ func (c C32) Trace() (*Trace, error) {
 		}
 	}
 	for i := range t.Sessions {
-		t.Sessions[i].Close = m.end() + int64(i)
+		t.Sessions[i].Close = m.waiters + int64(i) // when the last lane and the forks that waited are over
 	}
 	t.finish()
 	return t, nil
@@ -102,47 +104,33 @@ type c32Maker struct {
 	further      int   // tokens past the root of the forks so far
 	made         int   // forks so far
 	late         int   // of them, those that wait
+	waiters      int64 // when the next of these runs
 }
 
-// end is when all lanes have begun and the forks that waited have run.
-func (m *c32Maker) end() int64 {
-	return int64(m.c.Lanes)*c32LaneMS + int64(m.late)*c32ForkTurns*c32TurnMS
-}
-
-// lane adds a session off the root and its forks.
+// lane plans a session off the root and its forks, then plays them.
 func (m *c32Maker) lane(at int64, forks int) error {
 	root := []Seg{{ID: stream(scopeC32, m.c.Seed), N: int32(m.c.Root)}}
-	family := []*c32Session{m.session(root, -1)}
-	now, err := m.turns(family[0], at, take(&m.heads), c32Turns)
-	if err != nil {
-		return err
-	}
+	family := []*c32Session{m.session(root, -1, take(&m.heads), c32Turns)}
 	for range forks {
 		parent := family[0]
 		if len(family) > 1 && m.r.Float64() < c32DeepForks {
 			parent = family[1+m.r.IntN(len(family)-1)]
 		}
 		own := take(&m.forks)
-		edge := m.branchEdge(parent, own)
-		s := m.session(cut(parent.line, 0, edge), parent.number)
-		m.t.Sessions[s.number].Fork, m.t.Sessions[s.number].ForkAt = now, edge
-		m.further += edge - m.c.Root + own
+		k := m.branchTurn(parent, own)
+		s := m.session(cut(parent.line(k), 0, parent.edges[k]), parent.number, own, c32ForkTurns)
+		m.t.Sessions[s.number].ForkAt = parent.edges[k]
+		parent.forks[k] = append(parent.forks[k], s)
+		m.further += parent.edges[k] - m.c.Root + own
 		m.made++
-		if waiting := int(float64(m.made) * m.c.Waiting); waiting > m.late {
-			at := m.end()
+		if s.waiting = int(float64(m.made)*m.c.Waiting) > m.late; s.waiting {
 			m.late++
-			if _, err := m.turns(s, at, own, c32ForkTurns); err != nil {
-				return err
-			}
-			now++
-			continue
-		}
-		family = append(family, s)
-		if now, err = m.turns(s, now+1, own, c32ForkTurns); err != nil {
-			return err
+		} else {
+			family = append(family, s)
 		}
 	}
-	return nil
+	_, err := m.play(family[0], at)
+	return err
 }
 
 func take(list *[]int) int {
@@ -151,41 +139,69 @@ func take(list *[]int) int {
 	return n
 }
 
-// branchEdge chooses among the parent's turn ends the one that keeps the mean of all forks' lines nearest to the
+// branchTurn chooses among the parent's turns the one whose end keeps the mean of all forks' lines nearest to the
 // workload's.
-func (m *c32Maker) branchEdge(p *c32Session, own int) int {
+func (m *c32Maker) branchTurn(p *c32Session, own int) int {
 	want := (m.made+1)*c32Further - m.further - own + m.c.Root
-	best := p.edges[0]
-	for _, e := range p.edges {
-		if max(e-want, want-e) < max(best-want, want-best) {
-			best = e
+	best := 0
+	for k, e := range p.edges {
+		if max(e-want, want-e) < max(p.edges[best]-want, want-p.edges[best]) {
+			best = k
 		}
 	}
 	return best
 }
 
-func (m *c32Maker) session(line []Seg, parent int32) *c32Session {
+func (m *c32Maker) session(base []Seg, parent int32, own, turns int) *c32Session {
 	n := m.t.session(fmt.Sprint("session ", len(m.t.Sessions)))
 	m.t.Sessions[n].Parent = parent
-	return &c32Session{number: n, line: line, id: stream(stream(scopeC32, m.c.Seed), uint64(n)+1)}
+	s := &c32Session{number: n, base: base, id: stream(stream(scopeC32, m.c.Seed), uint64(n)+1), forks: map[int][]*c32Session{}}
+	own = max(own, 2*turns)
+	end := length(base)
+	for k := range turns {
+		s.turns = append(s.turns, own*(k+1)/turns-own*k/turns)
+		end += s.turns[k]
+		s.edges = append(s.edges, end)
+	}
+	return s
 }
 
-// turns runs a session's turns: own tokens of prompts and answers together.
-func (m *c32Maker) turns(s *c32Session, at int64, own, turns int) (end int64, err error) {
-	own = max(own, 2*turns)
-	for k := range turns {
-		n := own*(k+1)/turns - own*k/turns
+// line is the session's line after turn k, one segment a prompt and an answer.
+func (s *c32Session) line(k int) []Seg {
+	line := append([]Seg{}, s.base...)
+	own := 0
+	for _, n := range s.turns[:k+1] {
 		prompt := max(1, int(float64(n)*c32PromptPart))
-		s.line = append(s.line, Seg{s.id, int32(s.own), int32(prompt)})
-		req := Request{At: at, Done: at + c32TurnMS/2, Session: s.number,
-			Prompt: append([]Seg{}, s.line...), Output: []Seg{{s.id, int32(s.own + prompt), int32(n - prompt)}}}
+		line = append(line, Seg{s.id, int32(own), int32(prompt)}, Seg{s.id, int32(own + prompt), int32(n - prompt)})
+		own += n
+	}
+	return line
+}
+
+// play runs a session's turns from a time on, and after each the forks that go off there. One that waits runs when
+// all lanes are over.
+func (m *c32Maker) play(s *c32Session, at int64) (end int64, err error) {
+	for k := range s.turns {
+		line := s.line(k)
+		req := Request{At: at, Done: at + c32TurnMS/2, Session: s.number, Prompt: line[:len(line)-1], Output: line[len(line)-1:]}
 		if err := m.t.add(req); err != nil {
 			return 0, err
 		}
-		s.line = append(s.line, req.Output...)
-		s.own += n
-		s.edges = append(s.edges, length(s.line))
 		at += c32TurnMS
+		for _, child := range s.forks[k] {
+			m.t.Sessions[child.number].Fork = at
+			at++
+			if child.waiting {
+				if _, err := m.play(child, m.waiters); err != nil {
+					return 0, err
+				}
+				m.waiters += c32ForkTurns * c32TurnMS
+				continue
+			}
+			if at, err = m.play(child, at); err != nil {
+				return 0, err
+			}
+		}
 	}
 	return at, nil
 }

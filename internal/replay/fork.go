@@ -33,6 +33,10 @@ func (w *walker) fork(child int32) error {
 	if slot != radix.None {
 		w.slots.Retain(slot)
 	}
+	if slot != radix.None && w.o.ShedStates {
+		w.slots.Retain(slot)
+		s.base, s.baseAt = slot, state
+	}
 	s.slot, s.consumed, s.lastCapture, s.cold, s.used = slot, state, state, false, w.now
 	w.r.Forks++
 	w.resident.hold(child, s, c.ForkAt)

@@ -53,20 +53,18 @@ func (w *walker) makeRoom(bytes int64) bool {
 	return len(evs) > 0
 }
 
-// shedIdle lets go of the state of the session that was used longest ago, not of its pages: the tree's snapshot of it
-// may be evicted then, and the session goes on from the one at its branch point.
+// shedIdle makes the fork that was used longest ago step back to the state at its branch point, which its siblings
+// share; the tree's snapshot of its end may be evicted then. Its pages stay.
 func (w *walker) shedIdle() bool {
-	if !w.o.ShedStates {
-		return false
-	}
-	s, session := w.oldestIdle(func(s *seq) bool { return s.slot != radix.None })
+	s, session := w.oldestIdle(func(s *seq) bool { return s.base != radix.None && s.slot != s.base && s.consumed > s.baseAt })
 	if s == nil {
 		return false
 	}
 	w.resident.stuck()
-	w.resident.shed(session)
 	w.slots.Release(s.slot)
-	s.slot = radix.None
+	w.slots.Retain(s.base)
+	s.slot, s.consumed = s.base, s.baseAt
+	w.resident.shed(session, s.slot)
 	w.r.Shed++
 	return true
 }
@@ -90,6 +88,6 @@ func (w *walker) parkIdle() bool {
 	w.resident.stuck()
 	w.resident.release(session)
 	w.r.Parked++
-	w.drop(oldest) // its end is published already
+	w.close(oldest) // its end is published already
 	return true
 }

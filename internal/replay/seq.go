@@ -14,7 +14,7 @@ const key = ""
 func (w *walker) begin(s *seq) {
 	if !s.cold { // the session kept its timeline: the line went on, or a sibling has computed more of it
 		w.f.Match(key, s.line, &w.match)
-		if w.match.Start() > s.consumed || s.consumed >= len(s.line) || s.slot == radix.None && s.consumed > 0 {
+		if w.match.Start() > s.consumed || s.consumed >= len(s.line) {
 			w.drop(s)
 		}
 	}
@@ -191,4 +191,13 @@ func (w *walker) drop(s *seq) {
 	}
 	w.f.Unlock(&s.lock)
 	s.pages, s.slot, s.consumed, s.have, s.captures, s.lastCapture, s.cold = nil, radix.None, 0, 0, nil, 0, true
+}
+
+// close ends a timeline for good.
+func (w *walker) close(s *seq) {
+	w.drop(s)
+	if s.base != radix.None {
+		w.slots.Release(s.base)
+		s.base = radix.None
+	}
 }

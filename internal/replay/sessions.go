@@ -104,19 +104,19 @@ func (r *resident) release(session int32) {
 	delete(r.held, session)
 }
 
-// shed notes that a session's state is not held any more; what the tree has of it may be evicted.
-func (r *resident) shed(session int32) {
+// shed notes that a session holds another state now.
+func (r *resident) shed(session, slot int32) {
 	if r == nil {
 		return
 	}
 	h := r.held[session]
-	if h.slot == radix.None {
-		return
-	}
 	if r.slots[h.slot]--; r.slots[h.slot] == 0 {
 		r.uniqSlots--
 	}
-	h.slot = radix.None
+	if r.slots[slot]++; r.slots[slot] == 1 {
+		r.uniqSlots++
+	}
+	h.slot = slot
 	r.held[session] = h
 }
 
@@ -177,13 +177,11 @@ func (w *walker) distances() {
 			continue
 		}
 		n++
-		if s.slot != radix.None {
-			continue
-		}
 		req := &w.t.Requests[s.last]
-		line := appendTokens(appendTokens(nil, req.Prompt, w.o.Low, w.o.Vocab), req.Output, w.o.Low, w.o.Vocab)
-		w.f.Match(key, line, &w.match)
-		d := len(line) - 1 - w.match.Start()
+		d := max(0, req.prompt+req.output-1-s.consumed)
+		if w.t.Sessions[i].Parent >= 0 && req.Session != int32(i) {
+			d = 0 // it has not run yet
+		}
 		sum += d
 		r.replayMax = max(r.replayMax, d)
 	}

@@ -14,8 +14,8 @@ import (
 
 // Bounds of a trace; past one, parsing ends with an error that says which.
 const (
-	maxFileBytes  = 4 << 30 // of one file, decompressed
-	maxRecord     = 64 << 20
+	maxFileBytes  = 4 << 30  // of one file, decompressed
+	maxRecord     = 16 << 20 // bytes of one line
 	maxRequests   = 4 << 20
 	maxLineTokens = 4 << 20
 	maxSegs       = 32 << 20 // of a whole trace: half a GiB of memory

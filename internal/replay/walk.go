@@ -17,7 +17,8 @@ type Options struct {
 	Policy   string
 	Vocab    int32 // token ids are made in [Low, Low+Vocab); 0: all that int32 has
 	Low      int32
-	// ShedStates: when there is no room, idle sessions first give up their states and keep their pages.
+	// ShedStates: forks keep hold of the state that they forked off from, once for all of a branch point; when there is
+	// no room, idle ones step back to it and give up their own before anybody's pages go.
 	ShedStates bool
 	// CheckEvery is how many requests lie between two calls of Forest.Check; 0: only at the end.
 	CheckEvery int
@@ -31,6 +32,9 @@ type Served struct {
 	Cached int // of them, not recomputed
 	Known  int // of them, in whole pages that were there, with or without a state
 }
+
+// Policies are the orders of eviction that Options.Policy names.
+var Policies = []string{"lru"}
 
 const (
 	prefillRows = 256     // the engine's default: a prefill's steps end at multiples of it from where it began
@@ -51,6 +55,9 @@ type seq struct {
 	used           int64 // when its latest turn ended
 	busy           bool
 	last           int // the request that made the line
+
+	base   int32 // with ShedStates, the state that the session forked off from; radix.None: none
+	baseAt int
 }
 
 // walker walks one trace.
@@ -186,7 +193,7 @@ func (w *walker) event(e event) error {
 		w.distances()
 		w.resident.release(int32(e.index))
 		if s := w.idle[int32(e.index)]; s != nil && !s.busy {
-			w.drop(s)
+			w.close(s)
 			delete(w.idle, int32(e.index))
 			return w.retry()
 		}
@@ -230,7 +237,7 @@ func (w *walker) timeline(r *Request) *seq {
 	return newSeq()
 }
 
-func newSeq() *seq { return &seq{slot: radix.None, cold: true} }
+func newSeq() *seq { return &seq{slot: radix.None, base: radix.None, cold: true} }
 
 // done runs a request's answer to its last token, which stays pending, and publishes the exact end.
 func (w *walker) done(i int) error {
@@ -321,7 +328,7 @@ func (w *walker) end() (Result, error) {
 		delete(w.active, i)
 	}
 	for i, s := range w.idle {
-		w.drop(s)
+		w.close(s)
 		delete(w.idle, i)
 	}
 	w.r.Refused += len(w.waiting)
