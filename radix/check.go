@@ -7,13 +7,14 @@ import (
 
 // audit is what a full walk of the forest finds.
 type audit struct {
-	f       *Forest
-	pages   map[int32]int // references the forest holds, by page
-	slots   map[int32]int
-	handles [tiers]map[int64]bool
-	queued  [tiers]int
-	snaps   int
-	stats   Stats
+	f           *Forest
+	pages       map[int32]int // references the forest holds, by page
+	slots       map[int32]int
+	handles     [tiers]map[int64]bool
+	queued      [tiers]int
+	queuedSnaps [tiers]int
+	snaps       int
+	stats       Stats
 }
 
 // Check walks everything and returns the first broken invariant. Tests call it
@@ -101,9 +102,10 @@ func (a *audit) node(n *node) error {
 		return fmt.Errorf("children by tier: %v, found %v", n.below, below)
 	}
 	for t := range tiers {
-		at := n.pos[t]
-		if in := at >= 0 && int(at) < len(f.queues[t].nodes) && f.queues[t].nodes[at] == n; in != n.evictable(t) {
+		if in := f.pageQueues[t].holds(n); in != n.evictable(t) {
 			return fmt.Errorf("in the %s queue: %v, evictable: %v", t, in, n.evictable(t))
+		} else if key := f.pageKey(n, t); in && n.places[t].key != key {
+			return fmt.Errorf("ranked %v on the %s, want %v", n.places[t].key, t, key)
 		} else if in {
 			a.queued[t]++
 		}
@@ -160,6 +162,13 @@ func (a *audit) snap(n *node, s *snap) error {
 		}
 	}
 	for t := range tiers {
+		if in := a.f.snapQueues[t].holds(s); in != s.evictable(t) {
+			return fmt.Errorf("in the %s queue: %v, evictable: %v", t, in, s.evictable(t))
+		} else if key := a.f.snapKey(s, t); in && s.places[t].key != key {
+			return fmt.Errorf("ranked %v on the %s, want %v", s.places[t].key, t, key)
+		} else if in {
+			a.queuedSnaps[t]++
+		}
 		if !s.on(t) {
 			continue
 		}
@@ -180,14 +189,11 @@ func (a *audit) totals() error {
 		return fmt.Errorf("radix: %d snapshots on nodes, %d listed", a.snaps, len(f.snaps))
 	}
 	for t := range tiers {
-		q := &f.queues[t]
-		if a.queued[t] != q.Len() {
-			return fmt.Errorf("radix: %d pages in the %s queue, %d are evictable", q.Len(), t, a.queued[t])
+		if err := f.pageQueues[t].check(a.queued[t]); err != nil {
+			return fmt.Errorf("radix: pages: %w", err)
 		}
-		for i := 1; i < q.Len(); i++ {
-			if q.Less(i, (i-1)/2) {
-				return fmt.Errorf("radix: the %s queue is out of order at %d", t, i)
-			}
+		if err := f.snapQueues[t].check(a.queuedSnaps[t]); err != nil {
+			return fmt.Errorf("radix: snapshots: %w", err)
 		}
 	}
 	got, want := f.stats, a.stats

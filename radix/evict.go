@@ -49,80 +49,125 @@ type orphan struct {
 }
 
 // EvictPages picks up to n device pages that free memory when they go: unlocked,
-// held by nobody but the tree, no device page below them; least recently used
-// first. When such pages run out it picks snapshots for their tail pages.
+// held by nobody but the tree, no device page below them; in the policy's order.
+// When such pages run out it picks snapshots for their tail pages.
 func (f *Forest) EvictPages(n int, now int64) []Eviction {
 	var out []Eviction
-	var held []*node
-	q := &f.queues[Device]
-	for len(out) < n && q.Len() > 0 {
-		top := q.nodes[0]
-		if f.pages.Refs(top.dev) > 1 {
-			held = append(held, heap.Pop(q).(*node))
-			continue
+	p := f.picker(Device)
+	for len(out) < n {
+		top := p.page()
+		if top == nil {
+			break
 		}
 		out = append(out, f.pickPage(top, Device))
 	}
-	for _, h := range held {
-		q.place(h)
-	}
-	if len(out) == n {
-		return out
-	}
-	tails := f.rankSnaps(Device, now, func(s *snap) bool {
-		return s.Tail >= 0 && f.pages.Refs(s.Tail) == 1
-	})
 	for len(out) < n {
-		s := tails.next()
+		s := p.snap(func(s *snap) bool { return s.Tail >= 0 && f.pages.Refs(s.Tail) == 1 })
 		if s == nil {
 			break
 		}
 		out = append(out, f.pickSnap(s, Device))
 	}
+	p.done()
 	return out
 }
 
 // EvictSlots picks up to n snapshots whose device slots free memory when they
-// go: not locked, held by nobody but the tree. See rank for the order.
+// go: not locked, held by nobody but the tree; in the policy's order.
 func (f *Forest) EvictSlots(n int, now int64) []Eviction {
 	var out []Eviction
-	order := f.rankSnaps(Device, now, func(s *snap) bool { return f.slots.Refs(s.Slot) == 1 })
+	p := f.picker(Device)
 	for len(out) < n {
-		s := order.next()
+		s := p.snap(nil)
 		if s == nil {
 			break
 		}
 		out = append(out, f.pickSnap(s, Device))
 	}
+	p.done()
 	return out
 }
 
+// EvictDevice picks pages and snapshots of at least the given bytes, or what
+// there is, for a device whose memory is not divided between the two.
+func (f *Forest) EvictDevice(bytes int64, now int64) []Eviction { return f.evict(Device, bytes) }
+
 // EvictHost picks host copies of at least the given bytes, or what there is:
-// copies that another tier has too, pages leaf first, and snapshots by rank,
-// whichever was used longer ago. Settle the picks in order: a page may wait for
-// the snapshot that hangs on it.
-func (f *Forest) EvictHost(bytes int64, now int64) []Eviction { return f.evictLow(Host, bytes, now) }
+// first copies that a faster tier has too, then in the policy's order. Settle the
+// picks in order: a page may wait for the snapshot that hangs on it.
+func (f *Forest) EvictHost(bytes int64, now int64) []Eviction { return f.evict(Host, bytes) }
 
 // EvictDisk does the same on the disk.
-func (f *Forest) EvictDisk(bytes int64, now int64) []Eviction { return f.evictLow(Disk, bytes, now) }
+func (f *Forest) EvictDisk(bytes int64, now int64) []Eviction { return f.evict(Disk, bytes) }
 
-func (f *Forest) evictLow(t Tier, bytes int64, now int64) []Eviction {
+func (f *Forest) evict(t Tier, bytes int64) []Eviction {
 	var out []Eviction
-	q := &f.queues[t]
-	order := f.rankSnaps(t, now, func(s *snap) bool { return true })
-	s := order.next()
+	p := f.picker(t)
 	for got := int64(0); got < bytes; got += out[len(out)-1].Bytes {
+		s, n := p.snap(nil), p.page()
 		switch {
-		case s != nil && (q.Len() == 0 || s.last <= q.nodes[0].last):
+		case s != nil && (n == nil || s.places[t].key <= n.places[t].key):
 			out = append(out, f.pickSnap(s, t))
-			s = order.next()
-		case q.Len() > 0:
-			out = append(out, f.pickPage(q.nodes[0], t))
+		case n != nil:
+			out = append(out, f.pickPage(n, t))
 		default:
+			p.done()
 			return out
 		}
 	}
+	p.done()
 	return out
+}
+
+// picker looks at what goes next from a tier. What may not go for a reason that
+// the queues do not know is held aside until it is done.
+type picker struct {
+	f     *Forest
+	t     Tier
+	pages []*node
+	snaps []*snap
+}
+
+func (f *Forest) picker(t Tier) picker { return picker{f: f, t: t} }
+
+// page returns the page that goes next and leaves it in its queue.
+func (p *picker) page() *node {
+	q := &p.f.pageQueues[p.t]
+	for {
+		n, ok := q.top()
+		if !ok {
+			return nil
+		}
+		if p.t != Device || p.f.pages.Refs(n.dev) == 1 {
+			return n
+		}
+		p.pages = append(p.pages, heap.Pop(q).(*node))
+	}
+}
+
+// snap returns the wanted snapshot that goes next and leaves it in its queue.
+func (p *picker) snap(want func(*snap) bool) *snap {
+	q := &p.f.snapQueues[p.t]
+	for {
+		s, ok := q.top()
+		switch {
+		case !ok:
+			return nil
+		case p.t == Device && p.f.slots.Refs(s.Slot) > 1 || want != nil && !want(s):
+			p.snaps = append(p.snaps, heap.Pop(q).(*snap))
+		case p.f.fresh(s, p.t):
+			return s
+		}
+	}
+}
+
+func (p *picker) done() {
+	for _, n := range p.pages {
+		p.f.placePage(n)
+	}
+	for _, s := range p.snaps {
+		p.f.placeSnap(s)
+	}
 }
 
 // EvictPath picks what only this line has on a tier, the device or the host, for
@@ -173,7 +218,7 @@ func (f *Forest) pickSnap(s *snap, t Tier) Eviction {
 		Bytes: f.snapBytes(s), MTPValidFrom: s.MTPValidFrom,
 		node: s.node, snap: s, ticket: f.pick(&s.flight, t),
 	}
-	f.refresh(s.node)
+	f.changed(s, t)
 	return ev
 }
 
@@ -195,7 +240,8 @@ func (f *Forest) Demoted(ev Eviction, to Tier, handle int64) (released bool) {
 			f.giveUpSnap(s, ev.From)
 			f.stats.Demoted.Snapshots++
 		}
-		f.refresh(s.node)
+		f.changed(s, ev.From)
+		f.changed(s, to)
 		return released
 	}
 	n := ev.node
@@ -276,14 +322,26 @@ func (f *Forest) dropSnap(s *snap, from Tier) (released bool) {
 		f.stats.Dropped.Snapshots++
 	}
 	if !s.gone {
-		f.refresh(s.node)
+		f.changed(s, from)
 	}
 	return released
+}
+
+// changed puts everything right that depends on whether a snapshot stays on a
+// tier.
+func (f *Forest) changed(s *snap, t Tier) {
+	f.revalue(s, t)
+	f.placeSnap(s)
+	f.refresh(s.node)
 }
 
 // Keep settles an eviction by leaving everything as it was.
 func (f *Forest) Keep(ev Eviction) {
 	if f.settleOrphan(ev, ev.From, 0) {
+		return
+	}
+	if ev.Snapshot {
+		f.changed(ev.snap, ev.From)
 		return
 	}
 	f.refresh(ev.node)

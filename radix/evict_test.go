@@ -68,10 +68,9 @@ func TestChainIsThinnedBeforeABranchIsDropped(t *testing.T) {
 		got = append(got, ev.At)
 		r.f.Dropped(ev)
 	}
-	// Saved x span: 128*128 at 128; then 256*256 at 256; then 512*256 at 1024,
-	// against 512*512 at 512. The old line's only one outlives the inner ones and
-	// goes before the last one of the line in fresh use.
-	if want := []int{128, 256, 1024, 512, 256, 1280}; !slices.Equal(got, want) {
+	// The inner ones go first, the nearer to the next the sooner. The old line's
+	// only one outlives them and goes before the last of the line in fresh use.
+	if want := []int{128, 256, 512, 1024, 256, 1280}; !slices.Equal(got, want) {
 		t.Errorf("went in order %v, want %v", got, want)
 	}
 }
@@ -105,7 +104,7 @@ func TestInnerSnapshotEndsWhereTheNextIs(t *testing.T) {
 }
 
 func TestOfOneAgeTheDeepestGoesFirst(t *testing.T) {
-	r := newRig(t, 16, 8)
+	r := newRigBy(t, LRU, 16, 8)
 	r.insert("k", line(128, 1))
 	r.now--
 	r.insert("k", line(256, 2))

@@ -31,36 +31,44 @@ var ErrMissing = errors.New("radix: pages before this position are not in the tr
 type Options struct {
 	PageBytes int64 // one page's slab, padding included
 	SlotBytes int64 // one state slot
+	Policy    Policy
 }
 
 // Forest is the trees of all namespace keys over one pool of pages and one of
 // state slots, so that budgets and recency are global.
 type Forest struct {
-	opts    Options
-	pages   *Pool
-	slots   *Pool
-	roots   map[string]*node
-	owner   []*node      // by device page id: the node that names it
-	queues  [tiers]queue // pages that may be evicted from a tier, first to go on top
-	snaps   []*snap
-	orphans map[uint64]orphan // evictions in flight whose entry has been dropped
-	ticket  uint64            // of the latest eviction
-	version uint64            // rises when a place that a Match has reported may be gone
-	lost    lost
-	freed   [tiers][]int64 // handles let go of since the last TakeFreed
-	stats   Stats
+	opts       Options
+	pages      *Pool
+	slots      *Pool
+	roots      map[string]*node
+	owner      []*node             // by device page id: the node that names it
+	pageQueues [tiers]queue[*node] // what may be evicted from a tier, first to go on top
+	snapQueues [tiers]queue[*snap]
+	clock      [tiers]float64 // turnovers of a tier
+	turnover   [tiers]float64 // bytes of one
+	snaps      []*snap
+	orphans    map[uint64]orphan // evictions in flight whose entry has been dropped
+	ticket     uint64            // of the latest eviction
+	version    uint64            // rises when a place that a Match has reported may be gone
+	lost       lost
+	freed      [tiers][]int64 // handles let go of since the last TakeFreed
+	stats      Stats
 }
 
 // NewForest returns an empty forest over the two pools.
 func NewForest(pages, slots *Pool, opts Options) *Forest {
-	return &Forest{
+	f := &Forest{
 		opts: opts, pages: pages, slots: slots,
 		roots:   map[string]*node{},
 		owner:   make([]*node, pages.Size()),
-		queues:  [tiers]queue{{tier: Device}, {tier: Host}, {tier: Disk}},
 		orphans: map[uint64]orphan{},
 		lost:    make(lost, lostEntries),
 	}
+	for t := range tiers {
+		f.pageQueues[t].tier, f.snapQueues[t].tier = t, t
+		f.turnover[t] = float64(max(int64(pages.Size())*opts.PageBytes, int64(slots.Size())*opts.SlotBytes, 1))
+	}
+	return f
 }
 
 // node is one full page, or a root (depth 0, no page).
@@ -72,19 +80,22 @@ type node struct {
 	snaps  []*snap            // whose last full page this is; ascending by At, then tail
 	low    [tiers]int64       // handles on the lower tiers, 0 none
 	hash   uint64             // of all tokens up to the page's end
-	last   int64              // last use; a parent inherits it when a child leaves a tier
 	depth  int32              // pages from the start up to this one's end
 	dev    int32              // device page id, or None
 	locks  int32              // handles on this node plus locked children
 	pins   int32              // pins on this node plus pinned children
 	below  [tiers]int32       // children with a page on the tier, at or below them
-	pos    [tiers]int32       // place in the tier's queue, -1 none
-	counts [tiers]bool        // counted in the parent's below
+	places [tiers]place
+	counts [tiers]bool // counted in the parent's below
 	gone   bool
 
 	lostSnaps bool // a snapshot on it was dropped
+	touched        // a parent inherits it when a child leaves a tier
 	flight
 }
+
+func (n *node) place(t Tier) *place { return &n.places[t] }
+func (n *node) deep() int           { return int(n.depth) }
 
 // tree is what the nodes of one key have in common.
 type tree struct {
@@ -257,7 +268,7 @@ func (f *Forest) Insert(key string, tokens []int32, from int, pages []int32, now
 }
 
 func newNode(parent *node, t *tree) *node {
-	n := &node{tree: t, parent: parent, dev: None, pos: [tiers]int32{-1, -1, -1}}
+	n := &node{tree: t, parent: parent, dev: None}
 	if parent != nil {
 		n.depth = parent.depth + 1
 	}
@@ -278,6 +289,7 @@ func (f *Forest) setDevice(n *node, id int32) {
 	f.pages.Retain(id)
 	f.owner[id], n.dev = n, id
 	f.stats.Pages[Device]++
+	f.enter(Device, f.opts.PageBytes)
 	if n.locks > 0 {
 		f.stats.LockedPages++
 	}
@@ -299,6 +311,7 @@ func (f *Forest) clearDevice(n *node) int32 {
 func (f *Forest) setLow(n *node, t Tier, handle int64) {
 	n.low[t] = handle
 	f.stats.Pages[t]++
+	f.enter(t, f.opts.PageBytes)
 }
 
 // clearLow takes a lower tier's handle out of the node; it is the caller's now.
@@ -323,7 +336,7 @@ func (f *Forest) free(t Tier, handle int64) {
 func (f *Forest) refresh(n *node) {
 	for t := range tiers {
 		for m := n; ; m = m.parent {
-			f.place(m)
+			f.placePage(m)
 			if m.parent == nil {
 				break
 			}
@@ -336,16 +349,9 @@ func (f *Forest) refresh(n *node) {
 				m.parent.below[t]++
 			} else {
 				m.parent.below[t]--
-				m.parent.last = max(m.parent.last, m.last)
+				m.parent.inherit(&m.touched)
 			}
 		}
-	}
-}
-
-// place puts the node right in every tier's queue.
-func (f *Forest) place(n *node) {
-	for t := range tiers {
-		f.queues[t].place(n)
 	}
 }
 
@@ -354,8 +360,8 @@ func (f *Forest) place(n *node) {
 // been marked has had them marked.
 func (f *Forest) touch(n *node, now int64) {
 	for n != nil && n.last < now {
-		n.last = now
-		f.place(n)
+		f.use(&n.touched, now)
+		f.placePage(n)
 		if n.dev >= 0 {
 			return
 		}

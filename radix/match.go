@@ -116,7 +116,11 @@ func (f *Forest) Touch(m *Match, now int64) {
 		return
 	}
 	s := m.snap
-	s.last = max(s.last, now)
+	f.use(&s.touched, now)
+	if !s.end[tierOf(s.Slot >= 0, s.Host)] {
+		s.hits++ // a line parts here
+	}
+	f.placeSnap(s)
 	if s.node != m.node && !s.node.gone {
 		f.touch(s.node, now)
 	}
@@ -184,6 +188,7 @@ func (f *Forest) UnlockSnapshot(l *Lock) {
 		if s.locks == 0 && s.Slot >= 0 {
 			f.stats.LockedSnapshots--
 		}
+		f.placeSnap(s)
 		l.snap = nil
 	}
 }
@@ -201,6 +206,7 @@ func (f *Forest) lockSnap(s *snap) {
 	if s.locks == 1 && s.Slot >= 0 {
 		f.stats.LockedSnapshots++
 	}
+	f.placeSnap(s)
 }
 
 func (f *Forest) lockNode(n *node) {
@@ -228,5 +234,8 @@ func (f *Forest) lockChanged(n *node, by int) {
 	if n.dev >= 0 {
 		f.stats.LockedPages += by
 	}
-	f.place(n)
+	for _, s := range n.snaps {
+		f.placeSnap(s)
+	}
+	f.placePage(n)
 }

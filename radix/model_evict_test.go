@@ -121,7 +121,7 @@ func (x *machine) evictPages(t *rapid.T) {
 			t.Fatalf("EvictPages picked a page ending at %d that is no leaf", ev.At)
 		}
 		for _, o := range could {
-			if x.mp[o].last < x.mp[got].last {
+			if x.policy == LRU && x.mp[o].last < x.mp[got].last {
 				t.Fatalf("EvictPages picked a page used at %d before one used at %d", x.mp[got].last, x.mp[o].last)
 			}
 		}
@@ -129,34 +129,6 @@ func (x *machine) evictPages(t *rapid.T) {
 	if len(evs) < n && len(x.leaves(Device)) > 0 {
 		t.Fatalf("EvictPages picked %d of %d and left some", len(evs), n)
 	}
-}
-
-// inner says whether a device snapshot is followed by another with no branch
-// between them.
-func (x *machine) inner(n string) bool {
-	next := ""
-	for o, s := range x.ms {
-		if o != n && strings.HasPrefix(o, n) && s.stays(Device) && (next == "" || len(o) < len(next)) {
-			next = o
-		}
-	}
-	if next == "" {
-		return false
-	}
-	apart := func(o string) bool {
-		return strings.HasPrefix(o, n) && !strings.HasPrefix(o, next) && !strings.HasPrefix(next, o)
-	}
-	for o := range x.mp {
-		if apart(o) {
-			return false
-		}
-	}
-	for o, s := range x.ms {
-		if s.stays(Device) && apart(o) {
-			return false
-		}
-	}
-	return true
 }
 
 func (x *machine) slotVictims() (out []string) {
@@ -168,23 +140,9 @@ func (x *machine) slotVictims() (out []string) {
 	return out
 }
 
-func (x *machine) class(n string) int {
-	if x.inner(n) {
-		return 0
-	}
-	if x.pageLocked(n[:2+nameLen(n)/PageTokens*PageTokens]) {
-		return 2
-	}
-	return 1
-}
-
 func (x *machine) evictSlots(t *rapid.T) {
 	n := rapid.IntRange(1, 3).Draw(t, "n")
 	could := x.slotVictims()
-	classes := map[string]int{}
-	for _, o := range could {
-		classes[o] = x.class(o)
-	}
 	evs := x.f.EvictSlots(n, x.tick())
 	if want := min(n, len(could)); len(evs) != want {
 		t.Fatalf("EvictSlots(%d) picked %d of %d", n, len(evs), len(could))
@@ -195,13 +153,7 @@ func (x *machine) evictSlots(t *rapid.T) {
 		}
 		got := x.picked(t, ev)
 		for _, o := range could {
-			if i > 0 {
-				break
-			}
-			if classes[o] < classes[got] {
-				t.Fatalf("EvictSlots picked class %d at %d before class %d at %d\n%s", classes[got], ev.At, classes[o], x.ms[o].at, x.f.Dump())
-			}
-			if classes[o] == classes[got] && classes[o] > 0 && x.ms[o].last < x.ms[got].last {
+			if i == 0 && x.policy == LRU && x.ms[o].last < x.ms[got].last {
 				t.Fatalf("EvictSlots picked one used at %d before one used at %d", x.ms[got].last, x.ms[o].last)
 			}
 		}
@@ -210,17 +162,14 @@ func (x *machine) evictSlots(t *rapid.T) {
 
 func (x *machine) evictLow(tier Tier) func(*rapid.T) {
 	return func(t *rapid.T) {
-		evict := x.f.EvictHost
-		if tier == Disk {
-			evict = x.f.EvictDisk
-		}
+		evict := [tiers]func(int64, int64) []Eviction{x.f.EvictDevice, x.f.EvictHost, x.f.EvictDisk}[tier]
 		want := int64(rapid.IntRange(1, 300).Draw(t, "bytes"))
 		got := int64(0)
 		for _, ev := range evict(want, x.tick()) {
 			if got >= want {
 				t.Fatalf("an eviction of %d bytes from the %s went on after them", want, tier)
 			}
-			if ev.From != tier || tier == Host && ev.Host == 0 || tier == Disk && ev.Disk == 0 {
+			if ev.From != tier || tier == Host && ev.Host == 0 || tier == Disk && ev.Disk == 0 || tier == Device && max(ev.Page, ev.Slot) < 0 {
 				t.Fatalf("picked %+v from the %s", ev, tier)
 			}
 			could := x.leaves(tier)
@@ -236,7 +185,7 @@ func (x *machine) evictLow(tier Tier) func(*rapid.T) {
 			t.Fatalf("an eviction of %d bytes from the %s found %d and left %d pages", want, tier, got, len(left))
 		}
 		for n, s := range x.ms {
-			if s.on(tier) && s.flying == nil && (!x.snapLocked(n) || within(s, Device, tier)) {
+			if s.on(tier) && s.flying == nil && (!x.snapLocked(n) || within(s, Device, tier)) && (tier != Device || x.slots.Refs(s.slot) == 1) {
 				t.Fatalf("an eviction of %d bytes from the %s found %d and left a snapshot", want, tier, got)
 			}
 		}

@@ -52,6 +52,7 @@ type modelSeq struct {
 
 type machine struct {
 	f       *Forest
+	policy  Policy
 	pages   *Pool
 	slots   *Pool
 	mp      map[string]*modelPage
@@ -72,11 +73,11 @@ const (
 	modelSeqMax = 5
 )
 
-func newMachine() *machine {
+func newMachine(policy Policy) *machine {
 	pages, slots := NewPool("page", modelPages), NewPool("slot", modelSlots)
 	return &machine{
-		f:     NewForest(pages, slots, Options{PageBytes: 10, SlotBytes: 100}),
-		pages: pages, slots: slots,
+		f:      NewForest(pages, slots, Options{PageBytes: 10, SlotBytes: 100, Policy: policy}),
+		policy: policy, pages: pages, slots: slots,
 		mp: map[string]*modelPage{}, ms: map[string]*modelSnap{}, freed: map[int64]int{}, lost: map[string]bool{},
 	}
 }
@@ -409,14 +410,14 @@ func (x *machine) close(t *rapid.T) {
 }
 
 func runModel(t *rapid.T) {
-	x := newMachine()
+	x := newMachine(rapid.SampledFrom([]Policy{ByValue, LRU}).Draw(t, "policy"))
 	t.Repeat(map[string]func(*rapid.T){
 		"open": x.open, "open again": x.open, "extend": x.extend,
 		"insert": x.insert, "insert again": x.insert, "publish": x.publish, "publish again": x.publish,
 		"advance": x.advance, "unlock snapshot": x.unlockSnapshot, "unlock": x.unlock, "close": x.close,
 		"match":      func(t *rapid.T) { key, line := x.drawLine(t); x.match(t, key, line) },
 		"evictPages": x.evictPages, "evictSlots": x.evictSlots,
-		"evictHost": x.evictLow(Host), "evictDisk": x.evictLow(Disk), "restore": x.restore, "forget": x.forget,
+		"evictDevice": x.evictLow(Device), "evictHost": x.evictLow(Host), "evictDisk": x.evictLow(Disk), "restore": x.restore, "forget": x.forget,
 		"pin": x.pin, "unpin": x.unpin,
 		"settle": x.settle, "settle again": x.settle, "settle more": x.settle,
 		"": x.check,

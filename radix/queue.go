@@ -1,48 +1,98 @@
 package radix
 
-import "container/heap"
+import (
+	"container/heap"
+	"fmt"
+)
 
-// queue orders the pages that may leave a tier: least recently used first, and
-// of one age the deepest first.
-type queue struct {
-	tier  Tier
-	nodes []*node
+// ranked is an entry of a queue: a page or a snapshot, by tier.
+type ranked interface {
+	comparable
+	place(t Tier) *place
+	used() int64 // of equal rank what was used longest ago goes first,
+	deep() int   // and of equal age the deepest
 }
 
-func (q *queue) Len() int { return len(q.nodes) }
-func (q *queue) Less(i, j int) bool {
-	a, b := q.nodes[i], q.nodes[j]
-	if a.last != b.last {
-		return a.last < b.last
+// place is where an entry stands in a tier's queue.
+type place struct {
+	key float64 // rank: the lowest goes first
+	at  int32   // index in the queue plus one; 0 not in it
+}
+
+// queue orders what may leave a tier by rank. It holds exactly the entries that
+// are evictable there.
+type queue[T ranked] struct {
+	tier    Tier
+	entries []T
+}
+
+func (q *queue[T]) Len() int { return len(q.entries) }
+func (q *queue[T]) Less(i, j int) bool {
+	a, b := q.entries[i], q.entries[j]
+	if ka, kb := a.place(q.tier).key, b.place(q.tier).key; ka != kb {
+		return ka < kb
 	}
-	return a.depth > b.depth
+	if a.used() != b.used() {
+		return a.used() < b.used()
+	}
+	return a.deep() > b.deep()
 }
-func (q *queue) Swap(i, j int) {
-	q.nodes[i], q.nodes[j] = q.nodes[j], q.nodes[i]
-	q.nodes[i].pos[q.tier], q.nodes[j].pos[q.tier] = int32(i), int32(j)
+func (q *queue[T]) Swap(i, j int) {
+	q.entries[i], q.entries[j] = q.entries[j], q.entries[i]
+	q.entries[i].place(q.tier).at, q.entries[j].place(q.tier).at = int32(i)+1, int32(j)+1
 }
-func (q *queue) Push(x any) {
-	n := x.(*node)
-	n.pos[q.tier] = int32(len(q.nodes))
-	q.nodes = append(q.nodes, n)
+func (q *queue[T]) Push(x any) {
+	e := x.(T)
+	q.entries = append(q.entries, e)
+	e.place(q.tier).at = int32(len(q.entries))
 }
-func (q *queue) Pop() any {
-	n := q.nodes[len(q.nodes)-1]
-	q.nodes[len(q.nodes)-1] = nil
-	q.nodes = q.nodes[:len(q.nodes)-1]
-	n.pos[q.tier] = -1
-	return n
+func (q *queue[T]) Pop() any {
+	var none T
+	last := len(q.entries) - 1
+	e := q.entries[last]
+	q.entries[last] = none
+	q.entries = q.entries[:last]
+	e.place(q.tier).at = 0
+	return e
 }
 
-// place puts the node in or out of the queue, or moves it to its new age.
-func (q *queue) place(n *node) {
-	in, want := n.pos[q.tier] >= 0, n.evictable(q.tier)
+// set puts the entry in or out of the queue, or moves it to its new rank.
+func (q *queue[T]) set(e T, want bool, key float64) {
+	p := e.place(q.tier)
+	in := p.at > 0
+	p.key = key
 	switch {
-	case in && want:
-		heap.Fix(q, int(n.pos[q.tier]))
+	case in && !want:
+		heap.Remove(q, int(p.at)-1)
 	case in:
-		heap.Remove(q, int(n.pos[q.tier]))
-	case want:
-		heap.Push(q, n)
+		heap.Fix(q, int(p.at)-1)
+	case !in && want:
+		heap.Push(q, e)
 	}
+}
+
+// top returns the entry that goes next.
+func (q *queue[T]) top() (e T, ok bool) {
+	if len(q.entries) == 0 {
+		return e, false
+	}
+	return q.entries[0], true
+}
+
+func (q *queue[T]) holds(e T) bool {
+	at := int(e.place(q.tier).at) - 1
+	return at >= 0 && at < len(q.entries) && q.entries[at] == e
+}
+
+// check verifies that the queue has as many entries as are evictable, in order.
+func (q *queue[T]) check(want int) error {
+	if q.Len() != want {
+		return fmt.Errorf("%d in the %s queue, %d are evictable", q.Len(), q.tier, want)
+	}
+	for i := 1; i < q.Len(); i++ {
+		if q.Less(i, (i-1)/2) {
+			return fmt.Errorf("the %s queue is out of order at %d", q.tier, i)
+		}
+	}
+	return nil
 }

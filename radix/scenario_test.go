@@ -16,9 +16,11 @@ type rig struct {
 	m            Match
 }
 
-func newRig(t *testing.T, pages, slots int) *rig {
+func newRig(t *testing.T, pages, slots int) *rig { return newRigBy(t, ByValue, pages, slots) }
+
+func newRigBy(t *testing.T, policy Policy, pages, slots int) *rig {
 	r := &rig{T: t, pages: NewPool("page", pages), slots: NewPool("slot", slots)}
-	r.f = NewForest(r.pages, r.slots, Options{PageBytes: 10, SlotBytes: 100})
+	r.f = NewForest(r.pages, r.slots, Options{PageBytes: 10, SlotBytes: 100, Policy: policy})
 	t.Cleanup(func() {
 		if err := r.f.Check(); err != nil {
 			t.Errorf("%v\n%s", err, r.f.Dump())

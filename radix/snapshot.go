@@ -22,13 +22,21 @@ type Snapshot struct {
 type snap struct {
 	Snapshot
 	node  *node
-	last  int64
 	locks int32
 	pins  int32
 	index int // in Forest.snaps
 	gone  bool
+	hits  int32 // uses while a line went on from it already
+
+	places [tiers]place
+	value  [tiers]float64 // see setValue
+	end    [tiers]bool    // no snapshot follows it on the tier, and no branch
+	touched
 	flight
 }
+
+func (s *snap) place(t Tier) *place { return &s.places[t] }
+func (s *snap) deep() int           { return s.At }
 
 func (s *snap) on(t Tier) bool {
 	if t == Device {
@@ -108,7 +116,14 @@ func (f *Forest) Publish(key string, tokens []int32, s Snapshot, now int64) (kep
 	// Two copies of one state may differ in how much of the draft cache was
 	// filled; the narrower claim holds for both.
 	e.MTPValidFrom = max(e.MTPValidFrom, s.MTPValidFrom)
-	e.last = max(e.last, now)
+	f.use(&e.touched, now)
+	for t := range tiers {
+		if e.on(t) {
+			f.revalue(e, t)
+			f.revalueBelow(e, t)
+		}
+	}
+	f.placeSnap(e)
 	f.refresh(n)
 	f.touch(n, now)
 	return kept, nil
@@ -133,6 +148,7 @@ func (f *Forest) setSlot(s *snap, slot, tail int32) {
 	f.slots.Retain(slot)
 	s.Slot = slot
 	f.stats.Snapshots[Device]++
+	f.enter(Device, f.snapBytes(s))
 	if tail >= 0 {
 		f.pages.Retain(tail)
 		s.Tail = tail
@@ -170,6 +186,7 @@ func (f *Forest) addSnapLow(s *snap, t Tier, handle int64) {
 	}
 	*h = handle
 	f.stats.Snapshots[t]++
+	f.enter(t, f.snapBytes(s))
 	if len(s.TailTokens) > 0 {
 		f.stats.Tails[t]++
 	}
@@ -208,6 +225,7 @@ func (f *Forest) removeSnap(s *snap) {
 	f.letGo(s.flight, o)
 	s.gone = true
 	s.flight = flight{}
+	f.placeSnap(s)
 	n := s.node
 	n.snaps = slices.Delete(n.snaps, slices.Index(n.snaps, s), slices.Index(n.snaps, s)+1)
 	end := f.snaps[len(f.snaps)-1]
