@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"rocket/engine/tier"
+	"rocket/kernels"
 	"rocket/radix"
 )
 
@@ -16,8 +17,8 @@ import (
 
 const (
 	// copiesAtOnce is how many blobs of one restore, detach or spool are under way together: enough to keep a disk busy
-	// with pages, few enough that states of a hundred megabytes do not fill the memory.
-	copiesAtOnce = 4
+	// with pages. The disk itself bounds how much it reads and writes at once.
+	copiesAtOnce = 16
 
 	// Above spoolHigh percent of the host's budget its oldest copies go to the disk, down to spoolLow: so that an
 	// eviction from the device, which cannot wait for a disk, finds room on the host.
@@ -107,7 +108,7 @@ func (e *Engine) toDisk(ctx context.Context, v radix.Eviction, r tier.Record) ou
 	var err error
 	if v.Host != 0 {
 		parts, err = e.host.Get(v.Host)
-	} else {
+	} else if parts = mapped(e.ranges(v.Slot, v.Page)); parts == nil {
 		parts, err = e.deviceBytes(v)
 	}
 	if err != nil {
@@ -122,27 +123,78 @@ func (e *Engine) toDisk(ctx context.Context, v radix.Eviction, r tier.Record) ou
 
 var errNoTier = errors.New("no such tier")
 
-// deviceBytes reads an eviction's bytes: a state, its partial page, a page.
+// deviceBytes copies an eviction's bytes: a state, its partial page, a page.
 func (e *Engine) deviceBytes(v radix.Eviction) ([][]byte, error) {
 	if err := e.fault("copy out"); err != nil {
 		return nil, err
 	}
 	var parts [][]byte
-	if v.Slot != radix.None {
-		b := make([]byte, e.layout.SlotBytes)
-		if err := e.slots.Read(int(v.Slot)*e.layout.SlotStride, b); err != nil {
-			return nil, fmt.Errorf("read state slot: %w", err)
-		}
-		parts = append(parts, b)
-	}
-	if v.Page != radix.None {
-		b := make([]byte, e.layout.SlabBytes)
-		if err := e.pages.Read(int(v.Page)*e.layout.PageStride, b); err != nil {
-			return nil, fmt.Errorf("read page: %w", err)
+	for _, r := range e.ranges(v.Slot, v.Page) {
+		b := make([]byte, r.n)
+		if err := r.buf.Read(r.off, b); err != nil {
+			return nil, fmt.Errorf("read from the device: %w", err)
 		}
 		parts = append(parts, b)
 	}
 	return parts, nil
+}
+
+// deviceRange is where a state or a page lies.
+type deviceRange struct {
+	buf    *kernels.Buffer
+	off, n int
+}
+
+// ranges gives the state's place and the page's, those that there are.
+func (e *Engine) ranges(slot, page int32) (out []deviceRange) {
+	if slot != radix.None {
+		out = append(out, deviceRange{e.slots, int(slot) * e.layout.SlotStride, e.layout.SlotBytes})
+	}
+	if page != radix.None {
+		out = append(out, deviceRange{e.pages, int(page) * e.layout.PageStride, e.layout.SlabBytes})
+	}
+	return out
+}
+
+// mapped gives the ranges' own bytes, nil if the device's memory cannot be addressed.
+func mapped(ranges []deviceRange) (parts [][]byte) {
+	for _, r := range ranges {
+		b := r.buf.Map(r.off, r.n)
+		if b == nil {
+			return nil
+		}
+		parts = append(parts, b)
+	}
+	return parts
+}
+
+// fromDisk reads a record straight into the device's memory where that can be addressed.
+func (e *Engine) fromDisk(c blobCopy) error {
+	if err := e.fault("copy in"); err != nil {
+		return err
+	}
+	parts := mapped(e.ranges(c.slot, c.page))
+	if parts == nil {
+		return e.copyThrough(c)
+	}
+	if err := e.disk.Get(c.handle, parts...); err != nil {
+		return fmt.Errorf("read from the disk: %w", err)
+	}
+	return nil
+}
+
+// copyThrough copies a blob to the device through memory of its own.
+func (e *Engine) copyThrough(c blobCopy) error {
+	parts, err := e.storedBytes(c.blob, c.slot != radix.None, c.page != radix.None)
+	if err != nil {
+		return err
+	}
+	for i, r := range e.ranges(c.slot, c.page) {
+		if err := r.buf.Write(r.off, parts[i]); err != nil {
+			return fmt.Errorf("write to the device: %w", err)
+		}
+	}
+	return nil
 }
 
 // storedBytes reads a blob: a state's bytes, a page's, or both in that order.

@@ -252,22 +252,10 @@ func (e *Engine) copyIn(j *restoring) {
 }
 
 func (e *Engine) copyBlob(c blobCopy) error {
-	parts, err := e.storedBytes(c.blob, c.slot != radix.None, c.page != radix.None)
-	if err != nil {
-		return err
+	if c.tier == radix.Disk {
+		return e.fromDisk(c)
 	}
-	if c.slot != radix.None {
-		if err := e.slots.Write(int(c.slot)*e.layout.SlotStride, parts[0]); err != nil {
-			return fmt.Errorf("restore state: %w", err)
-		}
-		parts = parts[1:]
-	}
-	if c.page != radix.None {
-		if err := e.pages.Write(int(c.page)*e.layout.PageStride, parts[0]); err != nil {
-			return fmt.Errorf("restore page: %w", err)
-		}
-	}
-	return nil
+	return e.copyThrough(c)
 }
 
 // endRestore makes s warm. A blob that could not be read costs a cold start, never a wrong state.

@@ -174,6 +174,19 @@ func (b *Buffer) Free() {
 	}
 }
 
+// Map returns n bytes of the buffer itself from byte offset off, valid until Free, for I/O without a copy: nil where
+// they are outside of it or the device's memory cannot be addressed. Who writes them must own them as for Write.
+func (b *Buffer) Map(off, n int) []byte {
+	if off < 0 || n <= 0 {
+		return nil
+	}
+	p := C.rk_buffer_map(b.c, C.size_t(off), C.size_t(n))
+	if p == nil {
+		return nil
+	}
+	return unsafe.Slice((*byte)(p), n)
+}
+
 // Write copies p to byte offset off.
 func (b *Buffer) Write(off int, p []byte) error {
 	return call(func() C.rk_status {

@@ -59,6 +59,7 @@ void rk_buffer_free(rk_buffer *);
 size_t rk_buffer_size(const rk_buffer *);
 rk_status rk_buffer_write(rk_buffer *, size_t off, const void *src, size_t n);
 rk_status rk_buffer_read(const rk_buffer *, size_t off, void *dst, size_t n);
+void *rk_buffer_map(rk_buffer *, size_t off, size_t n);  // the bytes themselves, valid until the buffer is freed; NULL = outside, or not addressable
 rk_status rk_buffer_copy(rk_buffer *dst, size_t dst_off, const rk_buffer *src, size_t src_off, size_t n);
 
 // ---- weights ------------------------------------------------------------------------------------------------------

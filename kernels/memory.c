@@ -98,6 +98,8 @@ rk_status rk_buffer_read(const rk_buffer *b, size_t off, void *dst, size_t n) {
   return RK_OK;
 }
 
+void *rk_buffer_map(rk_buffer *b, size_t off, size_t n) { return inside(b, off, n) ? b->data + off : NULL; }
+
 rk_status rk_buffer_copy(rk_buffer *dst, size_t dst_off, const rk_buffer *src, size_t src_off, size_t n) {
   if (!inside(dst, dst_off, n)) return rk_fail(RK_EINVAL, "buffer_copy: destination [%zu, +%zu) outside %zu bytes", dst_off, n, rk_buffer_size(dst));
   if (!inside(src, src_off, n)) return rk_fail(RK_EINVAL, "buffer_copy: source [%zu, +%zu) outside %zu bytes", src_off, n, rk_buffer_size(src));

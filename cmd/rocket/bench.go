@@ -16,6 +16,8 @@ import (
 type benchCmd struct {
 	Fork     benchForkCmd     `cmd:"" help:"Forks: what they cost, and with --check whether they equal cold replays."`
 	Ladder   benchLadderCmd   `cmd:"" help:"Decoding at 1 to 16 streams."`
+	Sessions benchSessionsCmd `cmd:"" help:"Many idle sessions forked off one root: bytes a session, forks per second."`
+	Disk     benchDiskCmd     `cmd:"" help:"Lines detached to the disk and brought back, beside the disk's own rate."`
 	Roofline benchRooflineCmd `cmd:"" help:"A decode step against the machine's measured memory bandwidth and FMA rate."`
 }
 
@@ -28,23 +30,23 @@ type benchFlags struct {
 // benchGeometry is the one model that needs no folder.
 const benchGeometry = "bench"
 
-func (f benchFlags) load(c *console) (*loaded, error) {
+func (f benchFlags) load(c *console, change ...func(*engine.Options)) (*loaded, error) {
 	log := slog.New(slog.DiscardHandler)
 	if f.Geometry != benchGeometry {
-		return f.engineFlags.load(c, log)
+		return f.engineFlags.load(c, log, change...)
 	}
 	if f.Threads < 0 {
 		return nil, usage("--threads: want 0 or more, not %d", f.Threads)
 	}
 	l := &loaded{name: "random " + benchGeometry}
-	if err := f.loadRandom(c, log, l); err != nil {
+	if err := f.loadRandom(c, log, l, change); err != nil {
 		l.close()
 		return nil, err
 	}
 	return l, nil
 }
 
-func (f benchFlags) loadRandom(c *console, log *slog.Logger, l *loaded) (err error) {
+func (f benchFlags) loadRandom(c *console, log *slog.Logger, l *loaded, change []func(*engine.Options)) (err error) {
 	if l.device, err = kernels.Open("auto", f.Threads); err != nil {
 		return fmt.Errorf("open the device: %w", err)
 	}
@@ -54,9 +56,7 @@ func (f benchFlags) loadRandom(c *console, log *slog.Logger, l *loaded) (err err
 	if err != nil {
 		return err
 	}
-	l.engine, err = engine.New(engine.Options{Device: l.device, Model: l.model, Name: l.name, Log: log,
-		PageBytes: int64(f.PageBytes), SnapshotBytes: int64(f.SnapshotBytes), HostBytes: hostBytes(f.HostBytes)})
-	return err
+	return f.start(l, log, change)
 }
 
 // counted makes a bench.Progress of a bar on the terminal.

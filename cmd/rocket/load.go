@@ -123,8 +123,13 @@ func (f engineFlags) loadInto(c *console, log *slog.Logger, l *loaded, change []
 	if err != nil {
 		return err
 	}
+	return f.start(l, log, change)
+}
+
+// start starts the engine on what was loaded.
+func (f engineFlags) start(l *loaded, log *slog.Logger, change []func(*engine.Options)) (err error) {
 	opts := engine.Options{
-		Device: l.device, Model: l.model, Tokenizer: l.tok, Name: name, Log: log,
+		Device: l.device, Model: l.model, Tokenizer: l.tok, Name: l.name, Log: log,
 		PageBytes: int64(f.PageBytes), SnapshotBytes: int64(f.SnapshotBytes), HostBytes: hostBytes(f.HostBytes),
 	}
 	for _, set := range change {
