@@ -2,8 +2,10 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
+	"rocket/engine/tier"
 	"rocket/radix"
 )
 
@@ -73,7 +75,9 @@ func (e *Engine) stow(ctx context.Context, ns string, line []int32, to Tier) (re
 	if to == TierHost {
 		err = e.stowOnHost(ctx, ns, consumed)
 	} else if err = e.stowOnDisk(ctx, ns, consumed, radix.Device); err == nil {
-		err = e.stowOnDisk(ctx, ns, consumed, radix.Host)
+		if err = e.stowOnDisk(ctx, ns, consumed, radix.Host); err == nil {
+			err = e.keepOnDisk(ctx, ns, line)
+		}
 	}
 	if err != nil {
 		return Residency{}, err
@@ -130,6 +134,71 @@ func (e *Engine) stowOnDisk(ctx context.Context, ns string, consumed []int32, fr
 		e.detaching--
 		_ = e.settle(job, outcomes) // what was not copied stays
 	})
+}
+
+// keepOnDisk gives what the line shares with others, and so stays where it is, a copy on disk: without it what is there
+// of the line alone could not be reached after a restart.
+func (e *Engine) keepOnDisk(ctx context.Context, ns string, line []int32) error {
+	k := &keeping{}
+	if err := e.do(ctx, func() { e.beginKeeping(k, ns, line) }); err != nil {
+		return err
+	}
+	e.dropOnDisk(k.freed)
+	handles := make([]int64, len(k.entries))
+	errs := make([]error, len(k.entries))
+	parallel(len(handles), func(i int) {
+		o := e.toDisk(ctx, k.entries[i], k.records[i])
+		handles[i], errs[i] = o.handle, o.err
+	})
+	return e.do(context.WithoutCancel(ctx), func() {
+		e.detaching--
+		for i, r := range k.records {
+			if errs[i] == nil {
+				if err := e.restore(&tier.Stored{Record: r, Handle: handles[i]}, line[:r.At]); err != nil {
+					errs[i] = err
+					k.unused = append(k.unused, handles[i])
+				}
+			}
+		}
+		if err := errors.Join(errs...); err != nil && !errors.Is(err, tier.ErrFull) && ctx.Err() == nil {
+			e.opts.Log.Error("keep shared caches on disk failed", "error", err)
+		}
+		e.forest.Unlock(&k.lock)
+		e.letGo()
+		if len(k.unused) > 0 {
+			e.io.Go(func() { e.dropOnDisk(k.unused) })
+		}
+	})
+}
+
+// keeping is a copy of shared entries to the disk under way. Nothing leaves its tier, so no eviction is picked; the
+// lock keeps the entries where they are.
+type keeping struct {
+	lock          radix.Lock
+	entries       []radix.Eviction // places of bytes only
+	records       []tier.Record
+	freed, unused []int64
+}
+
+func (e *Engine) beginKeeping(k *keeping, ns string, line []int32) {
+	e.detaching++
+	m := &e.match
+	e.forest.Match(ns, line, m)
+	k.lock = e.forest.Lock(m)
+	e.chains.follow(ns, line[:len(line)-1])
+	add := func(at int, v radix.Eviction) {
+		k.entries = append(k.entries, v)
+		k.records = append(k.records, e.chains.record(line[:at], v))
+	}
+	for i, p := range m.Pages {
+		if p.Disk == 0 {
+			add((i+1)*radix.PageTokens, radix.Eviction{Page: p.Device, Slot: radix.None, Host: p.Host, Bytes: int64(e.layout.PageStride)})
+		}
+	}
+	if s := m.Snapshot; m.Found && s.Disk == 0 {
+		add(s.At, radix.Eviction{Snapshot: true, Slot: s.Slot, Page: s.Tail, Host: s.Host, Bytes: int64(e.layout.SlotStride + e.layout.PageStride)})
+	}
+	k.freed = e.diskRoom(k.entries)
 }
 
 // residencyOf counts where a line's consumed tokens are now.

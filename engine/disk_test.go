@@ -364,3 +364,37 @@ func TestRestockIgnoresOrphans(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestSharedPagesAreOnDiskToo: what a detached line shares with one that stays gets a copy on disk, or the line's own
+// part could not be reached after a restart.
+func TestSharedPagesAreOnDiskToo(t *testing.T) {
+	dir := t.TempDir()
+	e := newTestEngine(t, 64, 32, withDisk(dir))
+	r := rand.New(rand.NewPCG(57, 58))
+	line := randomLine(r, 300)
+	s, _ := open(t, e, line)
+	_, ids := turn(t, e, s, line, 2)
+	line = append(line, ids...)
+	m, err := e.Mark(t.Context(), s, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	twin, err := e.Fork(t.Context(), m) // has not diverged: shares even the state
+	m.Drop()
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := e.Detach(t.Context(), s, TierDisk)
+	if err != nil || res.Device != len(line)-1 {
+		t.Fatalf("residency %+v, error %v: the twin keeps it on the device", res, err)
+	}
+	a, _ := turn(t, e, twin, line, 2)
+	e.Release(twin)
+	e = restart(t, e, 64, 32, withDisk(dir))
+	back, got := open(t, e, line)
+	if got.Disk != len(line)-1 {
+		t.Fatalf("restored %+v of %d", got, len(line))
+	}
+	b, _ := turn(t, e, back, line, 2)
+	sameLogits(t, "after the restart", a, b, 2)
+}
