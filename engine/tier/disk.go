@@ -131,8 +131,8 @@ type chunk struct {
 // OpenDisk locks the directory, reads all headers and returns what is stored, sorted by At with pages before states, so
 // that a record's ancestors come first. Room of what is partial or fails its header's checksum is used again; files of
 // another identity or version are removed. Of two records with the same kind, key and chain the later one stays. A
-// smaller MaxBytes than before drops whole segment files, the highest numbers first. ErrLocked while another Disk has
-// the directory.
+// smaller MaxBytes than before drops whole segment files: in the order of their numbers, those that no longer fit.
+// ErrLocked while another Disk has the directory.
 func OpenDisk(o DiskOptions) (*Disk, []Stored, error) { return openDisk(o, system) }
 
 func openDisk(o DiskOptions, fs files) (*Disk, []Stored, error) {

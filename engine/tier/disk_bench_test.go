@@ -135,3 +135,33 @@ func spread(n, callers int, f func(i int)) {
 	close(next)
 	wg.Wait()
 }
+
+// BenchmarkDiskOpen opens a store of 100,000 records, as after a restart.
+func BenchmarkDiskOpen(b *testing.B) {
+	const records = 100_000
+	o := DiskOptions{Dir: b.TempDir(), MaxBytes: 1 << 30, Identity: Identity{PageBytes: 4096, StateBytes: 4096}}
+	d, _ := openTest(b, o)
+	data := make([]byte, 4096)
+	spread(records, 16, func(i int) {
+		line := make([]int32, PageTokens)
+		line[0] = int32(i)
+		r := Record{Kind: Page, At: PageTokens, Parent: Chain("", nil), Chain: Chain("", line), Tokens: line}
+		if _, err := d.Put(b.Context(), r, data); err != nil {
+			b.Error(err)
+		}
+	})
+	if err := d.Close(); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		d, stored, err := OpenDisk(o)
+		if err != nil || len(stored) != records {
+			b.Fatalf("%d records: %v", len(stored), err)
+		}
+		b.StopTimer()
+		if err := d.Close(); err != nil {
+			b.Fatal(err)
+		}
+		b.StartTimer()
+	}
+}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"slices"
 )
 
 // Limits of a record: they make every header fit into one block.
@@ -52,6 +51,8 @@ const (
 	recordMagic  = "RKTTIERR"
 	segmentMagic = "RKTTIERS"
 )
+
+var zeros [blockBytes]byte
 
 var errHeader = errors.New("no valid header")
 
@@ -139,7 +140,7 @@ func decodeHeader(b []byte, identity [32]byte) (header, error) {
 		h.chunks[i] = chunkRef{le.Uint32(b[at:]), le.Uint32(b[at+4:]), le.Uint32(b[at+8:])}
 		at += 12
 	}
-	if slices.ContainsFunc(b[at:offSum], func(c byte) bool { return c != 0 }) {
+	if !bytes.Equal(b[at:offSum], zeros[at:offSum]) {
 		return header{}, fmt.Errorf("%w: bytes after the last field", errHeader)
 	}
 	return h, nil
