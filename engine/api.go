@@ -78,6 +78,7 @@ type OpenOptions struct {
 	Namespace string // cache salt, from the server, never from a request body: only equal ones share
 	Fresh     bool   // neither reads nor feeds the prefix tree: the cold run that exactness checks compare with
 	Lazy      bool   // prefill when a Run starts, not behind Open
+	Mark      int    // a token offset where other lines are expected to part, e.g. the end of a system prompt: a state is kept there; 0: none
 }
 
 // TurnRequest asks for tokens after Line.
@@ -91,6 +92,7 @@ type TurnRequest struct {
 	Stop        []string
 	IgnoreEOS   bool
 	Logprobs    int  // how many alternatives to report a token; -1: none, and no logprob either
+	Mark        int  // as in OpenOptions
 	KeepLogits  bool // keep every step's logits for Run.Logits (exactness checks)
 }
 

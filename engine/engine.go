@@ -248,6 +248,7 @@ func (e *Engine) start(s *Seq, r *Run, line []int32) error {
 		return ErrLine
 	}
 	s.line = append(s.line, line[len(s.line):]...)
+	s.mark(r.req.Mark)
 	e.order++
 	r.order, s.used = e.order, e.order
 	s.run = r

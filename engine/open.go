@@ -23,6 +23,7 @@ func (e *Engine) Open(ctx context.Context, line []int32, opts OpenOptions) (*Seq
 	if err := e.do(ctx, func() {
 		s = e.newSeq(opts.Namespace, slices.Clone(line))
 		s.fresh, s.lazy = opts.Fresh, opts.Lazy
+		s.mark(opts.Mark)
 	}); err != nil {
 		return nil, Restored{}, err
 	}
@@ -82,6 +83,12 @@ func (e *Engine) unfollow(s *Seq) {
 	}
 }
 
+func (s *Seq) mark(at int) {
+	if at > 0 {
+		s.marks = append(s.marks[:0], at)
+	}
+}
+
 // planCaptures chooses, before the prefill, where the scan is cut and the state kept.
 func (e *Engine) planCaptures(s *Seq) {
 	if s.fresh || s.dead {
@@ -89,7 +96,7 @@ func (e *Engine) planCaptures(s *Seq) {
 		return
 	}
 	e.forest.Match(s.ns, s.line, &e.match)
-	points := radix.CapturePoints(s.consumed, len(s.line), e.match.Branch, nil, int64(e.layout.SlotStride), e.tokenBytes)
+	points := radix.CapturePoints(s.consumed, len(s.line), e.match.Branch, s.marks, int64(e.layout.SlotStride), e.tokenBytes)
 	s.captures = slices.DeleteFunc(points, func(p int) bool { return p <= s.consumed || p >= len(s.line) })
 }
 

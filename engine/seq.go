@@ -29,6 +29,7 @@ type Seq struct {
 	moving         bool // bytes are copied in off the loop; not scheduled meanwhile
 	dead           bool
 	run            *Run
+	marks          []int // where the owner expects other lines to part
 	captures       []int // consumed counts at which the scan is cut and the state published, ascending
 	lastCapture    int
 	snapshots      int // published or found on this line

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"rocket/engine"
 )
 
 // Create makes a root session; it is visible when Create returns, its prompt
@@ -16,7 +18,7 @@ func (m *Manager) Create(ctx context.Context, call Call, req CreateRequest) (Ses
 	if err != nil {
 		return Session{}, err
 	}
-	line, field, err := m.prompt(nil, req.Messages, req.Input, false)
+	line, mark, field, err := m.prompt(nil, req.Messages, req.Input, false)
 	if err != nil {
 		return Session{}, err
 	}
@@ -36,7 +38,7 @@ func (m *Manager) Create(ctx context.Context, call Call, req CreateRequest) (Ses
 		}
 		out := s.view()
 		if len(line) > 0 {
-			m.prefill(ctx, s)
+			m.prefill(ctx, s, mark)
 		}
 		return out, nil
 	})
@@ -96,12 +98,12 @@ func (m *Manager) createRoot(ctx context.Context, x row, line []int32, save save
 
 // prefill opens a new session's timeline, which fills it behind. Without room
 // it stays cold until its first turn.
-func (m *Manager) prefill(ctx context.Context, s *session) {
+func (m *Manager) prefill(ctx context.Context, s *session, mark int) {
 	if err := s.ops.lock(ctx); err != nil {
 		return
 	}
 	defer s.ops.unlock()
-	if _, err := s.coldStart(ctx, false); err != nil {
+	if _, err := s.coldStart(ctx, engine.OpenOptions{Mark: mark}); err != nil {
 		m.log.Warn("session stays cold", "session", sessionID(s.key.id), "error", err)
 	}
 }

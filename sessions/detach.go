@@ -139,7 +139,7 @@ func (o *operation) resume(ctx context.Context, save save) (ResumeResult, error)
 	if err := s.loadLine(ctx); err != nil {
 		return ResumeResult{}, err
 	}
-	got, err := s.coldStart(ctx, false)
+	got, err := s.coldStart(ctx, engine.OpenOptions{})
 	if err != nil {
 		return ResumeResult{}, err
 	}

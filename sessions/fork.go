@@ -114,7 +114,7 @@ func (o *operation) newFork(ctx context.Context, at *int, kids []ForkChild) (*fo
 		return nil, err
 	}
 	f := &fork{o: o, kids: kids, attached: make(chan struct{})}
-	if got, err := s.coldStart(ctx, true); err != nil {
+	if got, err := s.coldStart(ctx, engine.OpenOptions{Lazy: true}); err != nil {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}

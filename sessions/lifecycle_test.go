@@ -11,6 +11,31 @@ import (
 	"rocket/engine/chat"
 )
 
+// TestSharedSystemPromptIsReused: the second session with a system prompt finds a state at its end, although the first
+// went on with another message and no page ends there.
+func TestSharedSystemPromptIsReused(t *testing.T) {
+	r := newRig(t)
+	system := Message{Role: "system", Content: strings.Repeat("You write Go. ", 20) + t.Name()}
+	var last Turn
+	for _, question := range []string{"Write a function that adds.", "Sort a slice of strings."} {
+		s, err := r.Create(t.Context(), local, CreateRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		last = r.wait(s.ID, r.start(s.ID, TurnRequest{Messages: []Message{system, {Role: "user", Content: question}}, MaxTokens: ptr(2), IgnoreEOS: true}).ID)
+	}
+	head, err := r.opts.Template.PromptWith([]chat.Message{{Role: "system", Content: system.Content}}, chat.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(head)%128 == 0 {
+		t.Fatal("the system prompt ends at a page edge: this shows nothing")
+	}
+	if got := last.Usage.CachedTokens; got != len(head) {
+		t.Errorf("%d tokens of the second prompt were cached, the system prompt has %d (%+v)", got, len(head), last.Usage)
+	}
+}
+
 func TestDetachAndResume(t *testing.T) {
 	r := newRig(t)
 	s := r.create(strings.Repeat("func main() { fmt.Println(1) }\n", 30))

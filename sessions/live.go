@@ -257,9 +257,9 @@ func (s *session) wakeLocked() {
 	}
 }
 
-// coldStart opens s's timeline if there is none. lazy: prefill when a turn
-// starts, not behind. The caller holds ops and has the line loaded.
-func (s *session) coldStart(ctx context.Context, lazy bool) (engine.Restored, error) {
+// coldStart opens s's timeline if there is none, in the tenant's namespace. The
+// caller holds ops and has the line loaded.
+func (s *session) coldStart(ctx context.Context, opts engine.OpenOptions) (engine.Restored, error) {
 	s.mu.Lock()
 	seq, line := s.seq, s.line
 	s.mu.Unlock()
@@ -267,7 +267,8 @@ func (s *session) coldStart(ctx context.Context, lazy bool) (engine.Restored, er
 		r := seq.Residency()
 		return engine.Restored{Device: r.Device, Recomputed: max(0, len(line)-1-r.Device)}, nil // the rest is being prefilled
 	}
-	seq, got, err := s.m.eng.Open(ctx, line, engine.OpenOptions{Namespace: namespace(s.key.tenant), Lazy: lazy})
+	opts.Namespace = namespace(s.key.tenant)
+	seq, got, err := s.m.eng.Open(ctx, line, opts)
 	if err != nil {
 		return got, engineError("open timeline", err, "")
 	}

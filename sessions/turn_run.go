@@ -22,6 +22,7 @@ type turn struct {
 	req     TurnRequest
 	prompt  []int32
 	from    int // offset of the prompt
+	mark    int // see Manager.prompt
 	created time.Time
 	run     *engine.Run
 

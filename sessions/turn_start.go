@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -51,7 +52,7 @@ func (o *operation) newTurn(ctx context.Context, req TurnRequest) (*turn, error)
 	if err := s.loadLine(ctx); err != nil {
 		return nil, err
 	}
-	prompt, field, err := s.m.prompt(s.line, req.Messages, req.Input, true)
+	prompt, mark, field, err := s.m.prompt(s.line, req.Messages, req.Input, true)
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +63,9 @@ func (o *operation) newTurn(ctx context.Context, req TurnRequest) (*turn, error)
 		return nil, &Error{Code: CodeContextLimit, Field: field, Message: fmt.Sprintf(
 			"the line would be %d tokens, the model's context is %d", n, s.m.info.Context)}
 	}
-	return s.newTurn(newID(), req, prompt, len(s.line), time.Time{}), nil
+	t := s.newTurn(newID(), req, prompt, len(s.line), time.Time{})
+	t.mark = mark
+	return t, nil
 }
 
 func (s *session) newTurn(id uuid.UUID, req TurnRequest, prompt []int32, from int, created time.Time) *turn {
@@ -73,16 +76,17 @@ func (s *session) newTurn(id uuid.UUID, req TurnRequest, prompt []int32, from in
 }
 
 // prompt turns messages or text into the tokens that follow line, and names
-// the field that they came from.
-func (m *Manager) prompt(line []int32, msgs []Message, input *string, generate bool) ([]int32, string, error) {
+// the field that they came from. mark is the end of a system prompt that begins
+// the line, where others with the same one part; 0 if there is none.
+func (m *Manager) prompt(line []int32, msgs []Message, input *string, generate bool) (ids []int32, mark int, field string, err error) {
 	if len(msgs) == 0 {
 		if input == nil || *input == "" {
-			return []int32{}, "input", nil
+			return []int32{}, 0, "input", nil
 		}
-		return m.tok.Encode(*input), "input", nil
+		return m.tok.Encode(*input), 0, "input", nil
 	}
 	if m.opts.Template == nil {
-		return nil, "messages", invalid("messages", "this model has no chat template: use input")
+		return nil, 0, "messages", invalid("messages", "this model has no chat template: use input")
 	}
 	converted := make([]chat.Message, len(msgs))
 	for i, msg := range msgs {
@@ -91,17 +95,37 @@ func (m *Manager) prompt(line []int32, msgs []Message, input *string, generate b
 			err = json.Unmarshal(data, &converted[i])
 		}
 		if err != nil {
-			return nil, "messages", invalid(fmt.Sprintf("messages[%d]", i), "%v", err)
+			return nil, 0, "messages", invalid(fmt.Sprintf("messages[%d]", i), "%v", err)
 		}
 	}
-	ids, err := m.opts.Template.AppendTo(line, converted, chat.Options{AddGenerationPrompt: generate})
+	ids, err = m.opts.Template.AppendTo(line, converted, chat.Options{AddGenerationPrompt: generate})
 	if err == nil {
-		return ids, "messages", nil
+		if len(line) == 0 {
+			mark = m.systemEnd(ids, converted)
+		}
+		return ids, mark, "messages", nil
 	}
 	if f, ok := errors.AsType[*chat.FieldError](err); ok {
-		return nil, "messages", invalid(f.Field, "%s", f.Problem)
+		return nil, 0, "messages", invalid(f.Field, "%s", f.Problem)
 	}
-	return nil, "messages", invalid("messages", "%v", err)
+	return nil, 0, "messages", invalid("messages", "%v", err)
+}
+
+// systemEnd is how many of ids belong to the system messages that msgs begin
+// with, if a template renders them as a beginning of the whole; else 0.
+func (m *Manager) systemEnd(ids []int32, msgs []chat.Message) int {
+	n := 0
+	for n < len(msgs) && msgs[n].Role == "system" {
+		n++
+	}
+	if n == 0 || n == len(msgs) {
+		return 0
+	}
+	head, err := m.opts.Template.PromptWith(msgs[:n], chat.Options{})
+	if err != nil || len(head) > len(ids) || !slices.Equal(head, ids[:len(head)]) {
+		return 0
+	}
+	return len(head)
 }
 
 // begin starts the run, commits the turn's row, and hands the turn to its
@@ -198,7 +222,7 @@ func (s *session) startRun(ctx context.Context, t *turn) (engine.Restored, error
 	line := append(s.line[:t.from:t.from], t.prompt...)
 	req := engine.TurnRequest{
 		Line: line, MaxTokens: *t.req.MaxTokens, Temperature: float32(*t.req.Temperature), TopP: float32(*t.req.TopP),
-		TopK: *t.req.TopK, Seed: uint64(*t.req.Seed), Stop: t.req.Stop, IgnoreEOS: t.req.IgnoreEOS, Logprobs: -1,
+		TopK: *t.req.TopK, Seed: uint64(*t.req.Seed), Stop: t.req.Stop, IgnoreEOS: t.req.IgnoreEOS, Logprobs: -1, Mark: t.mark,
 	}
 	if t.req.Logprobs != nil {
 		req.Logprobs = *t.req.Logprobs
@@ -208,7 +232,7 @@ func (s *session) startRun(ctx context.Context, t *turn) (engine.Restored, error
 		field = "messages"
 	}
 	for try := 0; ; try++ {
-		got, err := s.coldStart(ctx, true)
+		got, err := s.coldStart(ctx, engine.OpenOptions{Lazy: true})
 		if err != nil {
 			return got, err
 		}
