@@ -29,7 +29,7 @@ type snap struct {
 	hits  int32 // uses while a line went on from it already
 
 	places [tiers]place
-	value  [tiers]float64 // see setValue
+	bonus  [tiers]float64 // of its value
 	end    [tiers]bool    // no snapshot follows it on the tier, and no branch
 	touched
 	flight

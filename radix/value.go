@@ -13,12 +13,15 @@ const (
 	LRU            // least recently used, to compare with
 )
 
-// Rank by value. An entry's rank is the tier's clock at its last use plus its
-// value, times valueTurnovers: prefill tokens that it is expected to save for each
-// token's room that it takes. The clock counts turnovers: it moves on by one when
-// as many bytes as the tier holds have come in. So with values of zero the order
+// Rank by value. An entry's rank is the tier's clock at its last use plus a
+// bonus, valueTurnovers times the square root of its value: prefill tokens that
+// it is expected to save for each token's room that it takes. (The root, because
+// what is worth much and yet unused is the less likely to be used; and because it
+// did better on recorded traces.) The clock counts turnovers: it moves on by one
+// when as many bytes as the tier holds have come in. So without values the order
 // is least recently used; an entry that saves as many tokens as it takes room for
-// stays valueTurnovers turnovers longer, and nothing stays for ever unused.
+// stays valueTurnovers longer than one that saves nothing; and nothing stays for
+// ever unused.
 //
 // What a snapshot saves is the distance to the one before it on its path. Its
 // chance of use, against one that a line goes on from its end:
@@ -27,18 +30,21 @@ const (
 	// A line parts from its own past at a distance from the end that is spread
 	// evenly over the logarithm: this is the chance for each e-fold. So what is
 	// kept of a chain thins out geometrically.
-	rewindChance = 0.02
-	// Where two lines have parted another may, and each one that did is as good a
-	// witness as a line's own end; so many of them count at most.
-	branchChance  = 1.0
+	rewindChance = 0.1
+	// The first e-folds are not told apart: a page.
+	rewindMin = PageTokens
+	// Where two lines have parted another may, and each one that starts there is as
+	// good a witness as a line's own end; so many of them count at most.
 	branchHitsMax = 8
 	// A page that no snapshot needs saves nothing by itself, but it shows where
 	// lines part.
-	pageValue = 0.1
+	pageBonus = 1.25
 	// Ends on a path in use: whoever uses it would start there if it is preempted.
-	usedValue = 1.0
-	// The first e-folds are not told apart: a page.
-	rewindMin = PageTokens
+	usedBonus = 4.0
+	// Runs that begin at a branch, of those that are valued anew when a snapshot at
+	// the branch appears. Further ones keep a value that is too high until a
+	// snapshot on them comes or goes.
+	branchRuns = 8
 )
 
 // enter moves a tier's clock on: one turnover is as many bytes as it has had at
@@ -85,7 +91,7 @@ func (f *Forest) placePage(n *node) {
 }
 
 func (f *Forest) pageKey(n *node, t Tier) float64 {
-	key := n.base[t] + valueTurnovers*pageValue
+	key := n.base[t] + pageBonus
 	if f.opts.Policy == LRU {
 		key = float64(n.last)
 	}
@@ -115,9 +121,9 @@ func (f *Forest) placeSnap(s *snap) {
 func (f *Forest) snapKey(s *snap, t Tier) float64 {
 	key := float64(s.last)
 	if f.opts.Policy == ByValue {
-		key = s.base[t] + valueTurnovers*s.value[t]
+		key = s.base[t] + s.bonus[t]
 		if s.node.locks > 0 && s.end[t] {
-			key += usedValue
+			key += usedBonus
 		}
 	}
 	if s.faster(t) {
@@ -135,19 +141,20 @@ func (f *Forest) revalue(s *snap, t Tier) {
 		return
 	}
 	last := s
-	for next, _ := last.next(t); next != nil; next, _ = last.next(t) {
+	next, branch := last.next(t)
+	for ; next != nil; next, branch = last.next(t) {
 		last = next
 	}
 	if !last.stays(t) {
-		last, _ = s.before(t)
-	}
-	if last == nil {
-		return
+		if last, _ = s.before(t); last == nil {
+			return
+		}
+		_, branch = last.next(t)
 	}
 	end := last.At
-	for cur, next := last, (*snap)(nil); cur != nil; {
+	for cur := last; ; branch = false {
 		before, branchAt := cur.before(t)
-		f.setValue(cur, t, next, end, before, branchAt)
+		f.setValue(cur, t, next, branch, end, before, branchAt)
 		if before == nil {
 			return
 		}
@@ -171,7 +178,7 @@ func (f *Forest) revalueBelow(s *snap, t Tier) {
 	for len(n.kids) == 1 {
 		n = n.kids[0]
 	}
-	for _, k := range n.kids[:min(len(n.kids), branchHitsMax)] {
+	for _, k := range n.kids[:min(len(n.kids), branchRuns)] {
 		for {
 			if i := slices.IndexFunc(k.snaps, func(x *snap) bool { return x.stays(t) }); i >= 0 {
 				f.revalue(k.snaps[i], t)
@@ -186,26 +193,26 @@ func (f *Forest) revalueBelow(s *snap, t Tier) {
 }
 
 // setValue works out one value: next is the following snapshot on the unbranched
-// run, which ends at end; before the one that its users fall back to; branchAt
+// run, which ends at end; branch says that the tree branches before any follows;
+// before the one that its users fall back to; branchAt
 // the page edge at or above s where the tree branches last.
-func (f *Forest) setValue(s *snap, t Tier, next *snap, end int, before *snap, branchAt int) {
+func (f *Forest) setValue(s *snap, t Tier, next *snap, branch bool, end int, before *snap, branchAt int) {
 	from := 0
 	if before != nil {
 		from = before.At
 	}
-	saved := float64(s.At - from)
-	room := float64(f.snapBytes(s)) * PageTokens / float64(max(f.opts.PageBytes, 1))
-	s.end[t] = false
-	switch _, branch := s.next(t); {
+	room := max(float64(f.snapBytes(s))*PageTokens/float64(max(f.opts.PageBytes, 1)), 1)
+	value := float64(s.At - from)
+	s.end[t] = next == nil && !branch
+	switch {
 	case branch:
-		s.value[t] = (branchChance + min(float64(s.hits), branchHitsMax)) * saved / room
+		value *= 1 + float64(min(s.hits, branchHitsMax))
 	case next != nil:
-		spread := math.Log(float64(end-s.At+rewindMin) / float64(end-next.At+rewindMin))
-		s.value[t] = rewindChance * spread * saved / room
+		value *= rewindChance * math.Log(float64(end-s.At+rewindMin)/float64(end-next.At+rewindMin))
 	default: // its pages, back to the snapshot or the branch before, are worth nothing without it
-		s.end[t] = true
-		s.value[t] = saved / (room + float64(s.At-max(from, branchAt)))
+		room += float64(s.At - max(from, branchAt))
 	}
+	s.bonus[t] = valueTurnovers * math.Sqrt(value/room)
 	f.placeSnap(s)
 	f.placePage(s.node)
 }
