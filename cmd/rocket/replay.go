@@ -1,13 +1,16 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"time"
 
+	"rocket/engine/model"
 	"rocket/internal/replay"
 )
 
@@ -18,19 +21,24 @@ type replayCmd struct {
 	Geometry string   `help:"Whose pages and states: glm-5.3-flash, kimi-linear or nano." enum:"glm-5.3-flash,kimi-linear,nano" default:"glm-5.3-flash"`
 	State    string   `help:"What recurrent states are kept in: f32 or bf16." enum:"f32,bf16" default:"f32"`
 	Budget   float64  `name:"budget-gib" help:"Device memory for pages and states together, in GiB; 0: no bound." default:"0" placeholder:"GIB"`
-	Policy   string   `help:"What is evicted first." enum:"lru" default:"lru"`
+	Policy   string   `help:"What is evicted first." enum:"value,lru" default:"value"`
 	Root     int      `help:"c32: tokens of the prompt that all sessions begin with." default:"212000"`
 	Sessions int      `help:"c32: sessions, forks included." default:"555"`
 	Seed     uint64   `help:"c32: seed." default:"1"`
 	Waiting  float64  `help:"c32: part of the forks that have not run yet." default:"0"`
 	Shed     bool     `name:"shed-states" help:"Without room, idle sessions give up their states before their pages."`
 	Sweep    bool     `help:"Walk without a bound, then at 10 to 100 percent of that peak; one line each."`
+	SVG      string   `name:"svg" help:"With --sweep: draw the hit rates into this file." placeholder:"FILE"`
+	Play     int      `name:"run" help:"Play so many requests on nano with real tokens, and compare what the engine reuses with what the walk predicts." default:"0" placeholder:"N"`
 	Check    int      `help:"Check the whole tree after every so many requests; it is checked at the end in any case." default:"0"`
 }
 
 func (r replayCmd) Run(c *console) error {
 	if r.Budget < 0 || r.Budget > 1<<20 {
 		return usage("--budget-gib: want 0 to %d, not %v", 1<<20, r.Budget)
+	}
+	if r.Play > 0 {
+		r.Geometry = nanoName
 	}
 	g, err := replay.GeometryOf(r.Geometry, r.State)
 	if err != nil {
@@ -41,14 +49,72 @@ func (r replayCmd) Run(c *console) error {
 		return err
 	}
 	o := replay.Options{Geometry: g, Budget: int64(r.Budget * (1 << 30)), Policy: r.Policy, ShedStates: r.Shed, CheckEvery: r.Check, Progress: c.walked()}
-	if r.Sweep {
-		return replay.Sweep(c.ctx, t, o, []string{r.Policy}, func(res replay.Result) error { return c.walk(res) })
+	switch {
+	case r.Play > 0:
+		return r.play(c, t, g)
+	case r.Sweep:
+		return r.sweep(c, t, o)
+	case r.SVG != "":
+		return usage("--svg: draws a --sweep")
 	}
 	res, err := replay.Measure(c.ctx, t, o)
 	if err != nil {
 		return err
 	}
 	return c.walk(res)
+}
+
+// sweep walks at all budgets and draws them.
+func (r replayCmd) sweep(c *console, t *replay.Trace, o replay.Options) error {
+	var all []replay.Result
+	err := replay.Sweep(c.ctx, t, o, replay.Policies, func(res replay.Result) error {
+		all = append(all, res)
+		return c.walk(res)
+	})
+	if err != nil || r.SVG == "" {
+		return err
+	}
+	f, err := os.Create(r.SVG)
+	if err != nil {
+		return fmt.Errorf("draw: %w", err)
+	}
+	return errors.Join(replay.SVG(f, all), f.Close())
+}
+
+// play runs the beginning of the trace on the built-in model, with room for all of it.
+func (r replayCmd) play(c *console, t *replay.Trace, g replay.Geometry) error {
+	dir, _, err := modelDir(nanoName)
+	if err != nil {
+		return err
+	}
+	config, err := model.ReadConfig(dir)
+	if err != nil {
+		return err
+	}
+	part := t.Prefix(r.Play, config.ContextLimit)
+	need, err := replay.Walk(c.ctx, part, replay.Options{Geometry: g})
+	if err != nil {
+		return err
+	}
+	const spare = 64 << 20 // both arenas are this much larger than what the walk needed
+	flags := engineFlags{Model: nanoName, Class: "bf16",
+		PageBytes:     byteSize(int64(need.PeakPages)*g.PageBytes + spare),
+		SnapshotBytes: byteSize(int64(need.PeakStates)*g.SlotBytes + spare)}
+	l, err := flags.load(c, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	defer l.close()
+	res, err := replay.Run(c.ctx, l.engine, part, g, c.walked())
+	if err != nil {
+		return err
+	}
+	if c.json {
+		return c.print(res)
+	}
+	c.say("%d requests of %d prompt tokens: %d cached, %d predicted; %d snapshots, %d predicted; %d copies on extend, %d predicted; %d requests differ",
+		res.Requests, res.PromptTokens, res.Cached, res.Predicted, res.Snapshots, res.WalkCaptures, res.CopyOnExtend, res.WalkCopies, len(res.Differences))
+	return nil
 }
 
 // trace reads the files.

@@ -18,7 +18,8 @@ type Result struct {
 	IdealRate    float64 `json:"ideal_rate"`
 
 	PeakBytes        int64 `json:"peak_bytes"`
-	PeakPages        int   `json:"peak_pages,omitempty"`
+	PeakPages        int   `json:"peak_pages"`
+	PeakStates       int   `json:"peak_states"`
 	Snapshots        int   `json:"snapshots"`
 	EvictedPages     int   `json:"evicted_pages"`
 	EvictedSnapshots int   `json:"evicted_snapshots"`

@@ -23,25 +23,14 @@ func (w *walker) alloc(p *radix.Pool, bytes int64) (int32, error) {
 		return radix.None, errStarved
 	}
 	w.r.PeakBytes = max(w.r.PeakBytes, w.used())
+	w.r.PeakPages, w.r.PeakStates = max(w.r.PeakPages, w.pages.Used()), max(w.r.PeakStates, w.slots.Used())
 	return id, nil
 }
 
-// ShareX is a probe.
-var ShareX = 0.5
-
-// makeRoom evicts one batch and says whether anything went.
+// makeRoom evicts pages and states of at least the given bytes, in the policy's one order of both, and says whether
+// anything went. So the split between the two moves with what is worth keeping.
 func (w *walker) makeRoom(bytes int64) bool {
-	slotBytes := int64(w.slots.Used()) * w.o.Geometry.SlotBytes
-	var evs []radix.Eviction
-	if float64(slotBytes) > ShareX*float64(w.budget) {
-		evs = w.f.EvictSlots(1, w.now)
-	}
-	if len(evs) == 0 {
-		evs = w.f.EvictPages(pageBatch, w.now)
-	}
-	if len(evs) == 0 {
-		evs = w.f.EvictSlots(1, w.now)
-	}
+	evs := w.f.EvictDevice(max(bytes, pageBatch*w.o.Geometry.PageBytes), w.now)
 	for _, ev := range evs {
 		w.f.Dropped(ev)
 		if ev.Snapshot {

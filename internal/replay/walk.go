@@ -14,7 +14,7 @@ import (
 type Options struct {
 	Geometry Geometry
 	Budget   int64 // device bytes for pages and states together; 0: no bound
-	Policy   string
+	Policy   string // one of Policies; "": value
 	Vocab    int32 // token ids are made in [Low, Low+Vocab); 0: all that int32 has
 	Low      int32
 	// ShedStates: forks keep hold of the state that they forked off from, once for all of a branch point; when there is
@@ -34,7 +34,7 @@ type Served struct {
 }
 
 // Policies are the orders of eviction that Options.Policy names.
-var Policies = []string{"lru"}
+var Policies = []string{"value", "lru"}
 
 const (
 	prefillRows = 256     // the engine's default: a prefill's steps end at multiples of it from where it began
@@ -114,6 +114,15 @@ func newWalker(t *Trace, o Options) (*walker, error) {
 	if g.PageBytes <= 0 || g.SlotBytes <= 0 {
 		return nil, errors.New("a geometry is needed")
 	}
+	policy := radix.ByValue
+	switch o.Policy {
+	case "", "value":
+		o.Policy = "value"
+	case "lru":
+		policy = radix.LRU
+	default:
+		return nil, fmt.Errorf("policy %q: want one of %v", o.Policy, Policies)
+	}
 	if o.Vocab == 0 {
 		o.Vocab, o.Low = 1<<31-1, 0
 	}
@@ -134,7 +143,7 @@ func newWalker(t *Trace, o Options) (*walker, error) {
 		return nil, fmt.Errorf("a budget of %d B holds %d pages of %d B or %d states of %d B: at least 2 of each are needed", o.Budget, nPages, g.PageBytes, nSlots, g.SlotBytes)
 	}
 	w.pages, w.slots = radix.NewPool("page", int(nPages)), radix.NewPool("state slot", int(nSlots))
-	w.f = radix.NewForest(w.pages, w.slots, radix.Options{PageBytes: g.PageBytes, SlotBytes: g.SlotBytes})
+	w.f = radix.NewForest(w.pages, w.slots, radix.Options{PageBytes: g.PageBytes, SlotBytes: g.SlotBytes, Policy: policy})
 	if len(t.Sessions) > 0 && (t.Resident || o.Budget == 0) {
 		w.resident = newResident(t, g, int(nPages), int(nSlots))
 	}
