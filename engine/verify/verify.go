@@ -5,6 +5,8 @@
 //   - Every measurement runs both models on the same tokens; what is reported of a family is the baseline with that
 //     family's matrices alone taken from the candidate, so a regression is bisectable.
 //   - A number that is not finite is a regression, never a pass.
+//   - Against a record of the baseline everything comes out as against the baseline itself, but for what needs its
+//     weights; a record of other cases, texts, classes or models is refused.
 package verify
 
 import (
