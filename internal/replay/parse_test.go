@@ -154,7 +154,9 @@ func TestParseBounds(t *testing.T) {
 	for range 17 {
 		z.Write(make([]byte, 1<<20))
 	}
-	z.Close()
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := Parse("mooncake", Source{"f", &packed}); err == nil || !strings.Contains(err.Error(), "token too long") {
 		t.Errorf("got %v", err)
 	}

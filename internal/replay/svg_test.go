@@ -11,7 +11,7 @@ import (
 
 // TestSVG: a sweep's picture is well-formed and has a curve a policy with a point a budget.
 func TestSVG(t *testing.T) {
-	tr := excerpt(t, "mooncake", "mooncake_part.jsonl.gz")
+	tr := excerpt(t, "kvct", "kvct_0019.json.gz")
 	var all []Result
 	if err := Sweep(t.Context(), tr, Options{Geometry: geometry(t, "nano", "f32")}, Policies, func(r Result) error {
 		all = append(all, r)

@@ -13,9 +13,9 @@ import (
 // Options say how a trace is walked.
 type Options struct {
 	Geometry Geometry
-	Budget   int64 // device bytes for pages and states together; 0: no bound
+	Budget   int64  // device bytes for pages and states together; 0: no bound
 	Policy   string // one of Policies; "": value
-	Vocab    int32 // token ids are made in [Low, Low+Vocab); 0: all that int32 has
+	Vocab    int32  // token ids are made in [Low, Low+Vocab); 0: all that int32 has
 	Low      int32
 	// ShedStates: forks keep hold of the state that they forked off from, once for all of a branch point; when there is
 	// no room, idle ones step back to it and give up their own before anybody's pages go.
