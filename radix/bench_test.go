@@ -20,6 +20,7 @@ type benchForest struct {
 	pages, slots *Pool
 	now          int64
 	ids, canon   []int32
+	m            Match
 }
 
 func benchLine(i int) []int32 {
@@ -82,27 +83,62 @@ func BenchmarkMatch(b *testing.B) {
 	}
 }
 
-// A fork of a detached session, or its reopening: match, lock, touch, unlock.
+// A child is forked off a session of 30,000 tokens: match, lock, touch, advance
+// the lock to the line's last page, unlock.
 func BenchmarkFork(b *testing.B) {
 	t := million()
 	var lines [][]int32
 	for i := range 8 {
 		lines = append(lines, benchLine(i*499))
 	}
-	var m Match
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
-		t.f.Match("k", lines[i%8], &m)
-		lock := t.f.Lock(&m)
-		t.now++
-		t.f.Touch(&m, t.now)
-		t.f.Unlock(&lock)
+		t.fork(lines[i%8])
 	}
 }
 
-// A new turn of 1,024 tokens on a session of 30,000; then its pages leave for
-// the host, the copies are given up, and the tree is as before.
-func BenchmarkInsertAndEvict(b *testing.B) {
+func (b *benchForest) fork(l []int32) {
+	b.f.Match("k", l, &b.m)
+	lock := b.f.Lock(&b.m)
+	b.now++
+	b.f.Touch(&b.m, b.now)
+	b.f.UnlockSnapshot(&lock)
+	b.f.Advance(&lock, "k", l[:floorPage(len(l)-1)])
+	b.f.Unlock(&lock)
+}
+
+// All pages of a session of 30,000 tokens are inserted again, as at every capture.
+func BenchmarkInsertKnown(b *testing.B) {
+	t := million()
+	var lines [][]int32
+	var ids [][]int32
+	for i := range 8 {
+		l := benchLine(i * 499)
+		lines = append(lines, l[:floorPage(len(l))])
+		t.f.Match("k", l, &t.m)
+		var own []int32
+		for _, p := range t.m.Pages {
+			own = append(own, p.Device)
+		}
+		ids = append(ids, own)
+	}
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		t.insertKnown(lines[i%8], ids[i%8])
+	}
+}
+
+func (b *benchForest) insertKnown(l, ids []int32) {
+	b.now++
+	var err error
+	if b.canon, err = b.f.Insert("k", l, 0, ids, b.now, b.canon[:0]); err != nil {
+		panic(err)
+	}
+}
+
+// A new turn of 1,024 tokens on a session of 30,000: eight new pages. What the
+// turn before added is dropped, not timed.
+func BenchmarkInsertNew(b *testing.B) {
 	t := million()
 	base := benchLine(100)
 	full := floorPage(len(base))
@@ -110,12 +146,9 @@ func BenchmarkInsertAndEvict(b *testing.B) {
 	for i := range 8 {
 		grown = append(grown, line(full+1024, 1_000_000+i, base[:full]...))
 	}
-	var m Match
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
 		l := grown[i%8]
-		t.f.Match("k", base, &m)
-		lock := t.f.Lock(&m)
 		t.ids = t.ids[:0]
 		for range 1024 / PageTokens {
 			id, _ := t.pages.Alloc()
@@ -129,14 +162,15 @@ func BenchmarkInsertAndEvict(b *testing.B) {
 		for _, id := range t.ids {
 			t.pages.Release(id)
 		}
-		evs := t.f.EvictPath("k", l, Device)
-		if len(evs) != 1024/PageTokens {
-			b.Fatalf("put away %d pages", len(evs))
+		b.StopTimer()
+		for _, ev := range t.f.EvictPath("k", l, Device) {
+			if ev.At > full {
+				t.f.Dropped(ev)
+			} else {
+				t.f.Keep(ev)
+			}
 		}
-		for _, ev := range evs {
-			t.f.Dropped(ev)
-		}
-		t.f.Unlock(&lock)
+		b.StartTimer()
 	}
 }
 
@@ -162,6 +196,18 @@ func BenchmarkEvictPages(b *testing.B) {
 	}
 }
 
+// Room on a device whose memory is not divided: a snapshot's worth at a time.
+func BenchmarkEvictDevice(b *testing.B) {
+	t := million()
+	b.ReportAllocs()
+	for b.Loop() {
+		t.now++
+		for _, ev := range t.f.EvictDevice(64<<20, t.now) {
+			t.f.Keep(ev)
+		}
+	}
+}
+
 func BenchmarkCheck(b *testing.B) {
 	t := million()
 	for b.Loop() {
@@ -171,17 +217,23 @@ func BenchmarkCheck(b *testing.B) {
 	}
 }
 
-func TestMatchDoesNotAllocate(t *testing.T) {
+func TestHotPathDoesNotAllocate(t *testing.T) {
 	r := newRig(t, 64, 8)
 	l := line(4000, 1)
 	r.run("k", l)
+	b := &benchForest{f: r.f, now: 1000}
+	full := l[:floorPage(len(l)-1)]
 	r.match("k", l)
-	if n := testing.AllocsPerRun(100, func() {
-		r.f.Match("k", l, &r.m)
-		lock := r.f.Lock(&r.m)
-		r.f.Touch(&r.m, 1000)
-		r.f.Unlock(&lock)
-	}); n != 0 {
-		t.Errorf("%v allocations a match", n)
+	var ids []int32
+	for _, p := range r.m.Pages {
+		ids = append(ids, p.Device)
+	}
+	b.insertKnown(full, ids)
+	b.fork(l)
+	if n := testing.AllocsPerRun(100, func() { b.fork(l) }); n != 0 {
+		t.Errorf("%v allocations a fork", n)
+	}
+	if n := testing.AllocsPerRun(100, func() { b.insertKnown(full, ids) }); n != 0 {
+		t.Errorf("%v allocations an insert", n)
 	}
 }

@@ -22,7 +22,7 @@ type audit struct {
 func (f *Forest) Check() error {
 	a := &audit{f: f, pages: map[int32]int{}, slots: map[int32]int{}, handles: [tiers]map[int64]bool{Host: {}, Disk: {}}}
 	for key, root := range f.roots {
-		if root.tree.key != key || root.parent != nil || root.depth != 0 || root.tokens != nil || root.dev >= 0 || root.elsewhere(Device) {
+		if root.tree.key != key || root.parent != nil || root.depth != 0 || root.dev >= 0 || root.elsewhere(Device) {
 			return fmt.Errorf("radix: root %q is no root", key)
 		}
 		if len(root.kids) == 0 && len(root.snaps) == 0 && root.locks == 0 {
@@ -77,7 +77,7 @@ func (a *audit) node(n *node) error {
 	locked := int32(0)
 	for i, k := range n.kids {
 		switch {
-		case k.parent != n || k.depth != n.depth+1 || k.gone || k.tokens == nil || k.tree != n.tree:
+		case k.parent != n || k.depth != n.depth+1 || k.gone || k.tree != n.tree:
 			return fmt.Errorf("child %d is not linked right", i)
 		case i > 0 && slices.Compare(n.kids[i-1].tokens[:], k.tokens[:]) >= 0:
 			return fmt.Errorf("children %d and %d do not differ or are out of order", i-1, i)

@@ -52,7 +52,7 @@ type orphan struct {
 // held by nobody but the tree, no device page below them; in the policy's order.
 // When such pages run out it picks snapshots for their tail pages.
 func (f *Forest) EvictPages(n int, now int64) []Eviction {
-	var out []Eviction
+	out := make([]Eviction, 0, min(n, f.pageQueues[Device].Len()))
 	p := f.picker(Device)
 	for len(out) < n {
 		top := p.page()
@@ -75,7 +75,7 @@ func (f *Forest) EvictPages(n int, now int64) []Eviction {
 // EvictSlots picks up to n snapshots whose device slots free memory when they
 // go: not locked, held by nobody but the tree; in the policy's order.
 func (f *Forest) EvictSlots(n int, now int64) []Eviction {
-	var out []Eviction
+	out := make([]Eviction, 0, min(n, f.snapQueues[Device].Len()))
 	p := f.picker(Device)
 	for len(out) < n {
 		s := p.snap(nil)

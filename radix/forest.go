@@ -51,6 +51,7 @@ type Forest struct {
 	ticket     uint64            // of the latest eviction
 	version    uint64            // rises when a place that a Match has reported may be gone
 	lost       lost
+	spare      []node         // of the latest block
 	freed      [tiers][]int64 // handles let go of since the last TakeFreed
 	stats      Stats
 }
@@ -75,16 +76,15 @@ func NewForest(pages, slots *Pool, opts Options) *Forest {
 type node struct {
 	tree   *tree
 	parent *node
-	kids   []*node            // ascending by tokens
-	tokens *[PageTokens]int32 // nil at a root
-	snaps  []*snap            // whose last full page this is; ascending by At, then tail
-	low    [tiers]int64       // handles on the lower tiers, 0 none
-	hash   uint64             // of all tokens up to the page's end
-	depth  int32              // pages from the start up to this one's end
-	dev    int32              // device page id, or None
-	locks  int32              // handles on this node plus locked children
-	pins   int32              // pins on this node plus pinned children
-	below  [tiers]int32       // children with a page on the tier, at or below them
+	kids   []*node      // ascending by tokens
+	snaps  []*snap      // whose last full page this is; ascending by At, then tail
+	low    [tiers]int64 // handles on the lower tiers, 0 none
+	hash   uint64       // of all tokens up to the page's end
+	depth  int32        // pages from the start up to this one's end
+	dev    int32        // device page id, or None
+	locks  int32        // handles on this node plus locked children
+	pins   int32        // pins on this node plus pinned children
+	below  [tiers]int32 // children with a page on the tier, at or below them
 	places [tiers]place
 	counts [tiers]bool // counted in the parent's below
 	gone   bool
@@ -92,6 +92,9 @@ type node struct {
 	lostSnaps bool // a snapshot on it was dropped
 	touched        // a parent inherits it when a child leaves a tier
 	flight
+
+	only   [1]*node          // room for kids as long as there is one
+	tokens [PageTokens]int32 // last, so that the collector need not look at them
 }
 
 func (n *node) place(t Tier) *place { return &n.places[t] }
@@ -167,7 +170,7 @@ func (n *node) child(page *[PageTokens]int32) *node {
 	case 0:
 		return nil
 	case 1:
-		if *n.kids[0].tokens == *page {
+		if n.kids[0].tokens == *page {
 			return n.kids[0]
 		}
 		return nil
@@ -209,7 +212,7 @@ func (f *Forest) walk(key string, tokens []int32, pages int) *node {
 func (f *Forest) root(key string) *node {
 	n := f.roots[key]
 	if n == nil {
-		n = newNode(nil, &tree{key})
+		n = f.newNode(nil, &tree{key})
 		n.hash = keyHash(key)
 		f.roots[key] = n
 	}
@@ -267,8 +270,18 @@ func (f *Forest) Insert(key string, tokens []int32, from int, pages []int32, now
 	return canon, nil
 }
 
-func newNode(parent *node, t *tree) *node {
-	n := &node{tree: t, parent: parent, dev: None}
+// nodeBlock is how many nodes are allocated at once: new pages cost no allocation
+// each. A block is freed when all its nodes are unused.
+const nodeBlock = 32
+
+func (f *Forest) newNode(parent *node, t *tree) *node {
+	if len(f.spare) == 0 {
+		f.spare = make([]node, nodeBlock)
+	}
+	n := &f.spare[0]
+	f.spare = f.spare[1:]
+	n.tree, n.parent, n.dev = t, parent, None
+	n.kids = n.only[:0]
 	if parent != nil {
 		n.depth = parent.depth + 1
 	}
@@ -277,9 +290,8 @@ func newNode(parent *node, t *tree) *node {
 
 // grow adds a child page that is on no tier yet; the caller puts it on one.
 func (f *Forest) grow(n *node, page *[PageTokens]int32) *node {
-	tokens := *page
-	k := newNode(n, n.tree)
-	k.tokens, k.hash = &tokens, chain(n.hash, tokens[:])
+	k := f.newNode(n, n.tree)
+	k.tokens, k.hash = *page, chain(n.hash, page[:])
 	i, _ := n.search(page)
 	n.kids = slices.Insert(n.kids, i, k)
 	return k
@@ -396,7 +408,7 @@ func (f *Forest) remove(top *node) {
 		f.refresh(n)
 	}
 	p := top.parent
-	i, _ := p.search(top.tokens)
+	i, _ := p.search(&top.tokens)
 	p.kids = slices.Delete(p.kids, i, i+1)
 	f.refresh(p)
 	f.pruneRoot(p)
