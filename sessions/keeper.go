@@ -29,6 +29,9 @@ type keeper struct {
 	conn *pgxpool.Conn
 }
 
+// removeServer removes a server and what it kept in its memory. What it put on disk stays there.
+const removeServer = `WITH gone AS (DELETE FROM residency WHERE server_id = $1 AND tier <> 'disk') DELETE FROM servers WHERE id = $1`
+
 // register makes this server known and takes its lock.
 func (m *Manager) register(ctx context.Context) error {
 	conn, err := m.pool.Acquire(ctx)
@@ -272,7 +275,7 @@ func (m *Manager) releaseAll(ctx context.Context) {
 	// not on the keeper's connection: the end of its context may have cost it that
 	_, err := m.pool.Exec(ctx, `UPDATE sessions SET owner_server = NULL WHERE owner_server = $1`, m.me)
 	if err == nil {
-		_, err = m.pool.Exec(ctx, `DELETE FROM servers WHERE id = $1`, m.me)
+		_, err = m.pool.Exec(ctx, removeServer, m.me)
 	}
 	if err != nil {
 		m.log.Warn("give the sessions back", "error", err)

@@ -89,7 +89,7 @@ func (m *Manager) takeOver(ctx context.Context, server uuid.UUID) error {
 		if err != nil {
 			return fmt.Errorf("set sessions free: %w", err)
 		}
-		if _, err := tx.Exec(ctx, `DELETE FROM servers WHERE id = $1`, server); err != nil {
+		if _, err := tx.Exec(ctx, removeServer, server); err != nil {
 			return fmt.Errorf("remove server: %w", err)
 		}
 		return nil

@@ -1,6 +1,7 @@
 package sessions
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -175,4 +176,43 @@ func openRigOn(t *testing.T, url string, eng *engine.Engine) *rig {
 		t.Fatal(err)
 	}
 	return startRig(t, Options{DatabaseURL: url, Engine: eng, Template: tmpl})
+}
+
+// TestDetachToDiskOutlivesTheServer: what was put on disk comes back in the next server, and the ledger says where it is
+// until then.
+func TestDetachToDiskOutlivesTheServer(t *testing.T) {
+	url, dir := pgtest.New(t), t.TempDir()
+	open := func() *engine.Engine {
+		e, err := openEngine(func(o *engine.Options) { o.DiskDir, o.DiskBytes = dir, 256<<20 })
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e
+	}
+	e := open()
+	r := openRigOn(t, url, e)
+	s := r.create(strings.Repeat("func main() { fmt.Println(1) }\n", 30))
+	want := r.turn(s.ID, "", 5)
+	d, err := r.Detach(t.Context(), local, s.ID, DetachRequest{Tier: "disk"})
+	if err != nil || d.Residency.Disk != want.To-1 {
+		t.Fatalf("detach: %+v, %v", d, err)
+	}
+	if err := r.Shutdown(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	e.Close()
+	e = open()
+	defer e.Close()
+	r = openRigOn(t, url, e)
+	if got := r.get(s.ID); got.Residency != d.Residency || got.State != StateDetached {
+		t.Errorf("after the restart: %+v", got)
+	}
+	back, err := r.Resume(t.Context(), local, s.ID)
+	if err != nil || back.Restored.Disk != want.To-1 || back.Restored.Recomputed != 0 {
+		t.Errorf("resume: %+v, %v", back, err)
+	}
+	if got := r.get(s.ID); got.Residency.Disk != 0 {
+		t.Errorf("a resumed session says %+v", got.Residency)
+	}
+	r.Shutdown(t.Context()) // before its engine
 }
