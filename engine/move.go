@@ -25,6 +25,9 @@ const (
 	spoolHigh, spoolLow = 75, 60
 )
 
+// Records on disk are named by chains of pages as long as the tree's.
+var _ [radix.PageTokens]struct{} = [tier.PageTokens]struct{}{}
+
 // outcome is what became of an eviction's bytes.
 type outcome struct {
 	to     radix.Tier

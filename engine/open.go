@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"rocket/engine/tier"
 	"rocket/radix"
 )
 
@@ -269,12 +270,16 @@ func (e *Engine) copyBlob(c blobCopy) error {
 func (e *Engine) endRestore(s *Seq, j *restoring) {
 	s.moving = false
 	if j.err != nil {
-		e.opts.Log.Warn("restore failed, recomputing", "error", j.err)
-		e.stats.RestoresFailed++
+		reason := ColdEvicted // the blob left its tier meanwhile
+		if !errors.Is(j.err, tier.ErrUnknown) {
+			reason = ColdCorrupt
+			e.opts.Log.Warn("restore failed, recomputing", "error", j.err)
+			e.stats.RestoresFailed++
+		}
 		e.abandon(j)
 		e.forest.ForgetStored(s.ns, s.line)
 		e.letGo()
-		j = nothing(ColdCorrupt)
+		j = nothing(reason)
 	}
 	if s.dead {
 		e.abandon(j)
