@@ -137,7 +137,9 @@ func (j *job) run(ctx context.Context) error {
 		return err
 	}
 	j.result.Dir = filepath.Join(j.o.Out, j.result.Digest)
-	err = checkpoint.Write(ctx, j.result.Dir, checkpoint.Layout{Groups: j.groups, Files: files, ShardBytes: j.o.ShardBytes, Progress: j.o.Progress})
+	encoders, groups := newAhead(j.groups)
+	defer encoders.running.Wait()
+	err = checkpoint.Write(ctx, j.result.Dir, checkpoint.Layout{Groups: groups, Files: files, ShardBytes: j.o.ShardBytes, Progress: j.o.Progress})
 	if errors.Is(err, fs.ErrExist) {
 		j.result.Existed = true
 		return nil
