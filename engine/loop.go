@@ -51,6 +51,7 @@ func (e *Engine) nudge() {
 // out tokens. It sleeps only when no batch could be made.
 func (e *Engine) loop() {
 	runtime.LockOSThread()
+	kernels.NameThread("rk-loop")
 	defer close(e.stopped)
 	worked := true
 	for {

@@ -149,6 +149,14 @@ func (d *Device) MeasureFMA(dur time.Duration) float64 {
 // Buffer is device memory: the page arena or the slot arena.
 type Buffer struct{ c *C.rk_buffer }
 
+// NameThread names the calling thread, which the caller has locked itself to, for tools that list threads. The kernels'
+// own workers are called rk-worker.
+func NameThread(name string) {
+	c := C.CString(name)
+	defer C.free(unsafe.Pointer(c))
+	C.rk_name_thread(c)
+}
+
 // NewBuffer returns n zeroed bytes.
 func (d *Device) NewBuffer(n int) (*Buffer, error) {
 	runtime.LockOSThread()

@@ -48,6 +48,7 @@ void rk_device_close(rk_device *);
 const char *rk_device_isa(const rk_device *);            // what was chosen
 int rk_device_threads(const rk_device *);
 const char *rk_device_arithmetic(const rk_device *);     // e.g. "cpu-fma32/1": equal ids = equal bits
+void rk_name_thread(const char *name);                    // of the calling thread, for tools that list threads; up to 15 bytes
 const char *rk_last_error(void);                         // text of this thread's last failed call: "op: argument: why"
 // Measured roofs: bytes/s read by all workers over a working set of `bytes`; FMA/s in FP32 (one fma = 1).
 double rk_device_measure_read(rk_device *, size_t bytes, double seconds);

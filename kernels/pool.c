@@ -108,9 +108,20 @@ static void await(rk_pool *p, uint64_t seen) {
   pthread_mutex_unlock(&p->lock);
 }
 
+void rk_name_thread(const char *name) {
+#ifdef __linux__
+  pthread_setname_np(pthread_self(), name);
+#elif defined(__APPLE__)
+  pthread_setname_np(name);
+#else
+  (void)name;
+#endif
+}
+
 static void *worker_main(void *arg) {
   worker_arg a = *(worker_arg *)arg;
   free(arg);
+  rk_name_thread("rk-worker");
   fp_enter();
   while (!atomic_load(&a.pool->stop)) await(a.pool, generation(work(a.pool, a.worker)));
   return NULL;

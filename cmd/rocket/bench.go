@@ -17,6 +17,7 @@ type benchCmd struct {
 	Fork     benchForkCmd     `cmd:"" help:"Forks: what they cost, and with --check whether they equal cold replays."`
 	Ladder   benchLadderCmd   `cmd:"" help:"Decoding at 1 to 16 streams."`
 	Sessions benchSessionsCmd `cmd:"" help:"Many idle sessions forked off one root: bytes a session, forks per second."`
+	Stream   benchStreamCmd   `cmd:"" help:"One session's tokens to many readers: what the server adds, delays, bytes a socket. Linux only."`
 	Disk     benchDiskCmd     `cmd:"" help:"Lines detached to the disk and brought back, beside the disk's own rate."`
 	Roofline benchRooflineCmd `cmd:"" help:"A decode step against the machine's measured memory bandwidth and FMA rate."`
 }
