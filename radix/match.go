@@ -234,8 +234,5 @@ func (f *Forest) lockChanged(n *node, by int) {
 	if n.dev >= 0 {
 		f.stats.LockedPages += by
 	}
-	for _, s := range n.snaps {
-		f.placeSnap(s)
-	}
 	f.placePage(n)
 }

@@ -33,14 +33,13 @@ const (
 	rewindChance = 0.1
 	// The first e-folds are not told apart: a page.
 	rewindMin = PageTokens
-	// Where two lines have parted another may, and each one that starts there is as
-	// good a witness as a line's own end; so many of them count at most.
+	// Where two lines have parted another may, and each one that started there is as
+	// good a witness as a line's own end, also when the others are gone; so many of
+	// them count at most.
 	branchHitsMax = 8
 	// A page that no snapshot needs saves nothing by itself, but it shows where
 	// lines part.
 	pageBonus = 1.25
-	// Ends on a path in use: whoever uses it would start there if it is preempted.
-	usedBonus = 4.0
 	// Runs that begin at a branch, of those that are valued anew when a snapshot at
 	// the branch appears. Further ones keep a value that is too high until a
 	// snapshot on them comes or goes.
@@ -122,9 +121,6 @@ func (f *Forest) snapKey(s *snap, t Tier) float64 {
 	key := float64(s.last)
 	if f.opts.Policy == ByValue {
 		key = s.base[t] + s.bonus[t]
-		if s.node.locks > 0 && s.end[t] {
-			key += usedBonus
-		}
 	}
 	if s.faster(t) {
 		key += duplicate
@@ -202,16 +198,17 @@ func (f *Forest) setValue(s *snap, t Tier, next *snap, branch bool, end int, bef
 		from = before.At
 	}
 	room := max(float64(f.snapBytes(s))*PageTokens/float64(max(f.opts.PageBytes, 1)), 1)
-	value := float64(s.At - from)
 	s.end[t] = next == nil && !branch
+	chance := 1.0
 	switch {
 	case branch:
-		value *= 1 + float64(min(s.hits, branchHitsMax))
 	case next != nil:
-		value *= rewindChance * math.Log(float64(end-s.At+rewindMin)/float64(end-next.At+rewindMin))
+		chance = rewindChance * math.Log(float64(end-s.At+rewindMin)/float64(end-next.At+rewindMin))
 	default: // its pages, back to the snapshot or the branch before, are worth nothing without it
 		room += float64(s.At - max(from, branchAt))
 	}
+	chance += float64(min(s.hits, branchHitsMax))
+	value := float64(s.At-from) * chance
 	s.bonus[t] = valueTurnovers * math.Sqrt(value/room)
 	f.placeSnap(s)
 	f.placePage(s.node)
