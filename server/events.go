@@ -187,7 +187,7 @@ func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request, log *sessi
 			return
 		}
 		for i := range events {
-			if err := encodeSSE(&buf, &events[i]); err != nil {
+			if err := s.encodeSSE(&buf, &events[i]); err != nil {
 				s.endStream(w, ctx, err)
 				return
 			}
@@ -247,8 +247,8 @@ func (s *Server) endStream(w http.ResponseWriter, ctx context.Context, err error
 	fmt.Fprintf(w, "event: stream.error\ndata: %s\n\n", data)
 }
 
-func encodeSSE(buf *bytes.Buffer, e *sessions.Event) error {
-	data, err := compact(e)
+func (s *Server) encodeSSE(buf *bytes.Buffer, e *sessions.Event) error {
+	data, err := s.encodings.encode(e)
 	if err != nil {
 		return fmt.Errorf("encode event %d: %w", e.Seq, err)
 	}

@@ -89,10 +89,12 @@ type Server struct {
 	manager *sessions.Manager
 	api     huma.API
 	frames  *frameDecoder
-	handler http.Handler
-	metrics *metrics
-	spec    []byte // openapi.json
-	docs    []byte // the page made of it
+
+	encodings encodings // of events, shared by their readers
+	handler   http.Handler
+	metrics   *metrics
+	spec      []byte // openapi.json
+	docs      []byte // the page made of it
 
 	refuse   atomic.Bool     // new turns and sessions are refused
 	closing  context.Context // done when sockets and streams must end

@@ -11,9 +11,10 @@ import (
 )
 
 const (
-	// flushDelay is how long the first tokens of a batch wait for those of
-	// other sessions. Starts and ends of turns do not wait.
-	flushDelay = 5 * time.Millisecond
+	// flushDelay is how long the first tokens of a batch wait for more, of
+	// their own session and of others. Readers have them already; a crash costs
+	// that much recomputation. Starts and ends of turns do not wait.
+	flushDelay = 20 * time.Millisecond
 
 	// While the ledger does not answer, turns decode on for ledgerHoldAfter
 	// (or to engine.MaxUncommitted tokens), then stand still, and fail after
