@@ -54,11 +54,14 @@ const rowColumns = `s.tenant_id, s.id, s.root_id, s.parent_id, s.forked_at, s.mo
 		'snapshots', coalesce(max(snapshots), 0))
 	FROM residency p WHERE p.tenant_id = s.tenant_id AND p.session_id = s.id)`
 
-func scanRow(r pgx.CollectableRow) (row, error) {
+func scanRow(r pgx.CollectableRow) (row, error) { return scanRowAnd(r) }
+
+// scanRowAnd scans the columns of a row and those that follow them.
+func scanRowAnd(r pgx.CollectableRow, more ...any) (row, error) {
 	var x row
-	err := r.Scan(&x.tenant, &x.id, &x.root, &x.parent, &x.forkedAt, &x.model, &x.state, &x.owner, &x.epoch, &x.rev,
+	err := r.Scan(append([]any{&x.tenant, &x.id, &x.root, &x.parent, &x.forkedAt, &x.model, &x.state, &x.owner, &x.epoch, &x.rev,
 		&x.length, &x.lastSeq, &x.turnCount, &x.childCount, &x.title, &x.labels, &x.pin, &x.ttl,
-		&x.created, &x.updated, &x.expires, &x.deleted, &x.modelDigest, &x.tokDigest, &x.parity, &x.residency)
+		&x.created, &x.updated, &x.expires, &x.deleted, &x.modelDigest, &x.tokDigest, &x.parity, &x.residency}, more...)...)
 	return x, err
 }
 
