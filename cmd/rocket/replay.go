@@ -34,10 +34,19 @@ type replayCmd struct {
 }
 
 func (r replayCmd) Run(c *console) error {
-	if r.Budget < 0 || r.Budget > 1<<20 {
+	if !(r.Budget >= 0 && r.Budget <= 1<<20) { // NaN too
 		return usage("--budget-gib: want 0 to %d, not %v", 1<<20, r.Budget)
 	}
-	if r.Play > 0 {
+	switch {
+	case r.Play < 0:
+		return usage("--run: want 0 or more, not %d", r.Play)
+	case r.Play > 0 && (r.Sweep || r.Budget > 0):
+		return usage("--run: has room for everything, so neither --sweep nor --budget-gib")
+	case r.Sweep && r.Budget > 0:
+		return usage("--sweep: finds its budgets itself, so no --budget-gib")
+	case r.SVG != "" && !r.Sweep:
+		return usage("--svg: draws a --sweep")
+	case r.Play > 0:
 		r.Geometry = nanoName
 	}
 	g, err := replay.GeometryOf(r.Geometry, r.State)
@@ -54,8 +63,6 @@ func (r replayCmd) Run(c *console) error {
 		return r.play(c, t, g)
 	case r.Sweep:
 		return r.sweep(c, t, o)
-	case r.SVG != "":
-		return usage("--svg: draws a --sweep")
 	}
 	res, err := replay.Measure(c.ctx, t, o)
 	if err != nil {
@@ -92,6 +99,9 @@ func (r replayCmd) play(c *console, t *replay.Trace, g replay.Geometry) error {
 		return err
 	}
 	part := t.Prefix(r.Play, config.ContextLimit)
+	if len(part.Requests) == 0 {
+		return fmt.Errorf("play: no request fits the model's context of %d tokens", config.ContextLimit)
+	}
 	need, err := replay.Walk(c.ctx, part, replay.Options{Geometry: g})
 	if err != nil {
 		return err
@@ -120,6 +130,9 @@ func (r replayCmd) play(c *console, t *replay.Trace, g replay.Geometry) error {
 // trace reads the files.
 func (r replayCmd) trace() (*replay.Trace, error) {
 	if r.Format == "c32" {
+		if len(r.Files) > 0 {
+			return nil, usage("c32 is made, it takes no files")
+		}
 		t, err := replay.C32{Root: r.Root, Lanes: min(replay.DefaultLanes, r.Sessions), Sessions: r.Sessions, Seed: r.Seed, Waiting: r.Waiting}.Trace()
 		if err != nil {
 			return nil, usageError{err}
@@ -195,6 +208,14 @@ func (c *console) walk(r replay.Result) error {
 	c.say("%s on %s (%s state), policy %s, %s: hit %.2f%% of %d prompt tokens (ideal %.2f%%), peak %.2f GiB, %d snapshots, evicted %d pages and %d states, %d copies on extend",
 		r.Format, r.Geometry, r.State, r.Policy, budgetText(r.Budget), r.HitRate*100, r.PromptTokens, r.IdealRate*100, gib(r.PeakBytes),
 		r.Snapshots, r.EvictedPages, r.EvictedSnapshots, r.CopyOnExtend)
+	if s := r.Sessions; s != nil && s.FitUnshared > 0 {
+		c.say("  %d sessions at most, %.4f GiB each shared and %.4f unshared; in the budget fit %d with what all share counted once (%d with it spread over all), %d unshared",
+			s.Live, gib(s.SharedBytes)/float64(s.Live), gib(s.UnsharedBytes)/float64(s.Live), s.FitShared, s.FitSpread, s.FitUnshared)
+		if s.FitResident > 0 {
+			c.say("  resident, measured: %d when first one had to give something up, %d at most; replay before a next turn %.0f tokens (at most %d)",
+				s.FitResident, s.ResidentMax, s.ReplayMean, s.ReplayMax)
+		}
+	}
 	return nil
 }
 

@@ -1,47 +1,55 @@
 package replay
 
-// Ideal is what an unlimited cache of whole pages would have served: prompt tokens, and how many of them lie in pages
-// whose whole prefix an earlier request had computed by then. No radix code takes part: pages are known by a hash of
-// all tokens up to their end.
-func Ideal(t *Trace) (prompt, cached int64) {
+// Unlimited is what an unlimited cache of whole pages would have served.
+type Unlimited struct {
+	Prompt    int64 // prompt tokens
+	Cached    int64 // of them, in pages whose whole prefix an earlier request had computed by then
+	Pages     int64 // distinct pages, known by their prefix
+	LinePages int64 // whole pages of all lines, answers included
+}
+
+// Ideal works out the best that could be done. No radix code takes part: pages are known by a hash of all tokens up
+// to their end.
+func Ideal(t *Trace) Unlimited {
+	var u Unlimited
 	seen := map[[2]uint64]struct{}{}
 	sums := map[int][][2]uint64{} // of requests under way
+	learn := func(pages [][2]uint64) {
+		for _, s := range pages {
+			seen[s] = struct{}{}
+		}
+	}
 	var line []int32
 	for _, e := range t.events() {
-		if e.kind != eventStart && e.kind != eventDone {
-			continue
-		}
-		r := &t.Requests[e.index]
-		if e.kind == eventStart {
+		switch e.kind {
+		case eventStart:
+			r := &t.Requests[e.index]
 			line = appendTokens(appendTokens(line[:0], r.Prompt, 0, 1<<31-1), r.Output, 0, 1<<31-1)
 			all := pageSums(line)
+			own := all[:(r.prompt-1)/pageTokens]
 			known := 0
-			for known < (r.prompt-1)/pageTokens {
-				if _, ok := seen[all[known]]; !ok {
+			for known < len(own) {
+				if _, ok := seen[own[known]]; !ok {
 					break
 				}
 				known++
 			}
-			prompt += int64(r.prompt)
-			cached += int64(known * pageTokens)
-			for _, s := range all[:(r.prompt-1)/pageTokens] {
-				seen[s] = struct{}{}
-			}
+			u.Prompt += int64(r.prompt)
+			u.Cached += int64(known * pageTokens)
+			u.LinePages += int64(len(all))
+			learn(own)
 			if r.Done > r.At {
 				sums[e.index] = all
-				continue
+			} else {
+				learn(all)
 			}
-			for _, s := range all {
-				seen[s] = struct{}{}
-			}
-			continue
+		case eventDone:
+			learn(sums[e.index])
+			delete(sums, e.index)
 		}
-		for _, s := range sums[e.index] {
-			seen[s] = struct{}{}
-		}
-		delete(sums, e.index)
 	}
-	return prompt, cached
+	u.Pages = int64(len(seen))
+	return u
 }
 
 const pageTokens = 128

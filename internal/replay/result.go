@@ -16,6 +16,7 @@ type Result struct {
 	HitRate      float64 `json:"hit_rate"`
 	IdealTokens  int64   `json:"ideal_tokens"` // of an unlimited cache of whole pages
 	IdealRate    float64 `json:"ideal_rate"`
+	LineSharing  float64 `json:"line_sharing"` // distinct pages of all lines / pages of all lines
 
 	PeakBytes        int64 `json:"peak_bytes"`
 	PeakPages        int   `json:"peak_pages"`

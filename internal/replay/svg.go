@@ -11,7 +11,7 @@ import (
 // Size of a picture and of its margins, in pixels.
 const (
 	svgWidth, svgHeight            = 720, 360
-	svgLeft, svgRight              = 52, 704
+	svgLeft, svgRight              = 52, 692
 	svgTop, svgBottom              = 16, 312
 	svgLegendX, svgLegendY, svgRow = 430, 226, 20
 )

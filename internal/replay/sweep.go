@@ -28,11 +28,10 @@ func Measure(ctx context.Context, t *Trace, o Options) (Result, error) {
 	return r, nil
 }
 
-func (r *Result) setIdeal(prompt, cached int64) {
-	r.IdealTokens = cached
-	if prompt > 0 {
-		r.IdealRate = float64(cached) / float64(prompt)
-	}
+func (r *Result) setIdeal(u Unlimited) {
+	r.IdealTokens = u.Cached
+	r.IdealRate = float64(u.Cached) / float64(max(u.Prompt, 1))
+	r.LineSharing = float64(u.Pages) / float64(max(u.LinePages, 1))
 }
 
 // SweepSteps are the budgets of Sweep, in percent of the peak of a walk without a budget.
@@ -40,7 +39,7 @@ var SweepSteps = []int64{10, 20, 30, 40, 50, 60, 70, 80, 90, 100}
 
 // Sweep walks the trace without a budget, then under every policy at each of SweepSteps, and hands out each result.
 func Sweep(ctx context.Context, t *Trace, o Options, policies []string, each func(Result) error) error {
-	prompt, cached := Ideal(t)
+	ideal := Ideal(t)
 	walk := func(budget int64, percent int64, policy string) (Result, error) {
 		o.Budget, o.Policy = budget, policy
 		r, err := Walk(ctx, t, o)
@@ -48,7 +47,7 @@ func Sweep(ctx context.Context, t *Trace, o Options, policies []string, each fun
 			return Result{}, err
 		}
 		r.Percent = percent
-		r.setIdeal(prompt, cached)
+		r.setIdeal(ideal)
 		return r, each(r)
 	}
 	peak, err := walk(0, 0, policies[0])

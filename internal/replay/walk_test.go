@@ -74,9 +74,8 @@ func TestIdealAgrees(t *testing.T) {
 	for name, tr := range traces {
 		for _, g := range []Geometry{geometry(t, "nano", "f32"), geometry(t, "glm-5.3-flash", "f32")} {
 			r := walk(t, tr, Options{Geometry: g, CheckEvery: 100})
-			prompt, cached := Ideal(tr)
-			if r.PromptTokens != prompt || r.KnownTokens != cached {
-				t.Errorf("%s on %s: the walk knew %d of %d tokens, the ideal is %d of %d", name, g.Name, r.KnownTokens, r.PromptTokens, cached, prompt)
+			if u := Ideal(tr); r.PromptTokens != u.Prompt || r.KnownTokens != u.Cached {
+				t.Errorf("%s on %s: the walk knew %d of %d tokens, the ideal is %d of %d", name, g.Name, r.KnownTokens, r.PromptTokens, u.Cached, u.Prompt)
 			}
 			if r.EvictedPages+r.EvictedSnapshots+r.Refused+r.Waited+r.Parked > 0 {
 				t.Errorf("%s: something had to go without a budget: %+v", name, r)
@@ -94,7 +93,7 @@ func TestBudgets(t *testing.T) {
 		g := geometry(t, "nano", "f32")
 		free := walk(t, tr, Options{Geometry: g})
 		for _, policy := range Policies {
-			for _, percent := range []int64{5, 20, 60, 100} {
+			for _, percent := range []int64{5, 20, 100} {
 				o := Options{Geometry: g, Budget: max(free.PeakBytes*percent/100, 4*(g.PageBytes+g.SlotBytes)), Policy: policy, CheckEvery: 100}
 				r := walk(t, tr, o)
 				if r.PeakBytes > o.Budget || r.PeakBytes == 0 {
@@ -103,9 +102,11 @@ func TestBudgets(t *testing.T) {
 				if r.PromptTokens != free.PromptTokens && r.Refused == 0 && r.Waited == 0 {
 					t.Errorf("%s %s %d%%: %d prompt tokens, want %d", name, policy, percent, r.PromptTokens, free.PromptTokens)
 				}
-				again := walk(t, tr, o)
-				if a, b := text(t, r), text(t, again); a != b {
-					t.Errorf("%s %s %d%%: two walks differ:\n%s\n%s", name, policy, percent, a, b)
+				if percent == 20 {
+					o.CheckEvery = 0
+					if a, b := text(t, r), text(t, walk(t, tr, o)); a != b {
+						t.Errorf("%s %s %d%%: two walks differ:\n%s\n%s", name, policy, percent, a, b)
+					}
 				}
 				if percent == 100 && r.CachedTokens != free.CachedTokens {
 					t.Errorf("%s %s: %d tokens cached in the whole peak, %d without a budget", name, policy, r.CachedTokens, free.CachedTokens)
