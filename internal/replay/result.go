@@ -9,7 +9,7 @@ type Result struct {
 	Budget   int64  `json:"budget_bytes"`              // 0: none
 	Percent  int64  `json:"percent_of_peak,omitempty"` // of a sweep
 
-	Requests     int     `json:"requests"`
+	Requests     int     `json:"requests"` // refused ones too: nothing of theirs is cached
 	PromptTokens int64   `json:"prompt_tokens"`
 	CachedTokens int64   `json:"cached_tokens"`
 	KnownTokens  int64   `json:"known_tokens"` // in whole pages that were there, with or without a state
@@ -36,8 +36,13 @@ type Result struct {
 	Sessions *SessionsResult `json:"sessions,omitempty"`
 }
 
-func (w *walker) serve(i int, s *seq) {
-	got := Served{Prompt: len(s.line), Cached: s.consumed, Known: min(w.match.Tokens, floorPage(len(s.line)-1))}
+// found says what a timeline that is about to begin on a prompt has of it.
+func (w *walker) found(s *seq) Served {
+	return Served{Prompt: len(s.line), Cached: s.consumed, Known: min(w.match.Tokens, floorPage(len(s.line)-1))}
+}
+
+// serve counts a request whose prompt has run.
+func (w *walker) serve(i int, got Served) {
 	w.r.Requests++
 	w.r.PromptTokens += int64(got.Prompt)
 	w.r.CachedTokens += int64(got.Cached)
@@ -45,6 +50,12 @@ func (w *walker) serve(i int, s *seq) {
 	if w.o.Served != nil {
 		w.o.Served(i, got)
 	}
+}
+
+// refuse counts a request that could not run: nothing of its prompt was of use.
+func (w *walker) refuse(i int) {
+	w.r.Refused++
+	w.serve(i, Served{Prompt: w.t.Requests[i].prompt})
 }
 
 func (w *walker) finish() {

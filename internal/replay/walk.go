@@ -219,7 +219,7 @@ func (w *walker) start(i int) error {
 	}
 	s.line = appendTokens(s.line[:0:0], r.Prompt, w.o.Low, w.o.Vocab)
 	w.begin(s)
-	w.serve(i, s)
+	got := w.found(s)
 	s.busy, s.last = true, i
 	w.active[i] = s
 	n := len(s.line)
@@ -227,6 +227,7 @@ func (w *walker) start(i int) error {
 	if err := w.advance(s, min(n, len(s.line)-1), prefillRows); err != nil {
 		return w.starve(i, s, err)
 	}
+	w.serve(i, got)
 	if r.Done == r.At {
 		return w.done(i)
 	}
@@ -287,7 +288,7 @@ func (w *walker) starve(i int, s *seq, err error) error {
 		return err
 	}
 	if len(w.active) == 0 {
-		w.r.Refused++
+		w.refuse(i)
 		return nil
 	}
 	w.waiting = append(w.waiting, i)
@@ -340,7 +341,9 @@ func (w *walker) end() (Result, error) {
 		w.close(s)
 		delete(w.idle, i)
 	}
-	w.r.Refused += len(w.waiting)
+	for _, i := range w.waiting {
+		w.refuse(i)
+	}
 	if err := w.check(); err != nil {
 		return Result{}, fmt.Errorf("at the end: %w", err)
 	}
