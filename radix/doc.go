@@ -35,7 +35,7 @@
 // Room is made in two steps, so that the bytes can be copied in between, off
 // the loop if need be:
 //
-//	for _, ev := range f.EvictPages(n, now) { // or EvictSlots, EvictHost, EvictDisk, EvictPath
+//	for _, ev := range f.EvictPages(n, now) { // or EvictSlots, EvictDevice, EvictHost, EvictDisk, EvictPath
 //		f.Demoted(ev, Host, handle)       // copied to a slower tier; or
 //		f.Dropped(ev)                     // not worth a copy, or no room; or
 //		f.Keep(ev)                        // the copy failed
@@ -71,6 +71,9 @@
 //   - A node is locked while a Lock names it or anything below it. A locked
 //     page is never evicted, nor a page with device pages below it: so a node
 //     with several children on the device stays.
+//   - What goes first is a matter of rank alone (see value.go), never of a scan: the
+//     queues hold exactly what may go, in order.
+//   - Pins hold half of each pool at most; what they name is locked too.
 //   - Locked and evictable counts, counts by tier and the candidates' heaps
 //     equal what a full walk finds.
 //   - Match changes nothing.

@@ -51,10 +51,8 @@ func (f *Forest) Match(key string, line []int32, m *Match) {
 	limit := len(line) - 1
 	device := true
 	for {
-		for _, s := range n.snaps {
-			if s.At <= limit && s.extendsTo(line) {
-				m.snap = s
-			}
+		if s := n.longest(line[n.end():min(limit, n.end()+PageTokens-1)], Device, tiers); s != nil {
+			m.snap = s
 		}
 		if n.end()+PageTokens > limit {
 			break

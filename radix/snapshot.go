@@ -78,6 +78,26 @@ func compareSnaps(a *snap, tail []int32) int {
 	return slices.Compare(a.TailTokens, tail)
 }
 
+// longest finds the snapshot on a page with the longest tail that the rest of a
+// line begins with, on any tier from one to below another. A page may have very
+// many (forks that parted in it), so it asks by length, not one by one.
+func (n *node) longest(rest []int32, from, to Tier) *snap {
+	for left := n.snaps; len(left) > 0; {
+		length := len(left[len(left)-1].TailTokens)
+		if length <= len(rest) {
+			i, ok := slices.BinarySearchFunc(left, rest[:length], compareSnaps)
+			for t := from; ok && t < to; t++ {
+				if left[i].stays(t) || to-from == tiers {
+					return left[i]
+				}
+			}
+		}
+		i, _ := slices.BinarySearchFunc(left, length, func(s *snap, length int) int { return len(s.TailTokens) - length })
+		left = left[:i]
+	}
+	return nil
+}
+
 // Publish hangs a snapshot of the state after the given consumed tokens into the
 // tree, s.At of them. All full pages below must be there (ErrMissing otherwise):
 // a snapshot that no match could reach would only hold memory. It must be whole

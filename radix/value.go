@@ -228,7 +228,8 @@ func (s *snap) next(t Tier) (next *snap, branch bool) {
 	n, tail := s.node, s.TailTokens
 	for {
 		var first *snap // of those that go on from the tail; shorter ones come first
-		for _, x := range n.snaps {
+		longer, _ := slices.BinarySearchFunc(n.snaps, len(tail), func(x *snap, length int) int { return len(x.TailTokens) - length })
+		for _, x := range n.snaps[longer:] {
 			switch {
 			case x == s || !x.stays(t) || !hasPrefix(x.TailTokens, tail):
 			case first == nil:
@@ -262,10 +263,13 @@ func (s *snap) next(t Tier) (next *snap, branch bool) {
 func (s *snap) before(t Tier) (before *snap, branchAt int) {
 	tail := s.TailTokens
 	for n := s.node; n != nil; n = n.parent {
-		for _, x := range slices.Backward(n.snaps) {
-			if x.At < s.At && x.stays(t) && hasPrefix(tail, x.TailTokens) {
-				return x, branchAt
-			}
+		if n == s.node && len(tail) > 0 {
+			tail = tail[:len(tail)-1]
+		} else if n == s.node {
+			tail = nil
+		}
+		if x := n.longest(tail, t, t+1); x != nil && x != s {
+			return x, branchAt
 		}
 		if branchAt == 0 && n != s.node && len(n.kids) > 1 {
 			branchAt = n.end()
