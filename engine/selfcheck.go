@@ -44,7 +44,7 @@ func (e *Engine) CheckCache(ctx context.Context, sample float64, seed uint64) (C
 	var picked []candidate
 	if err := e.do(ctx, func() {
 		r := rand.New(rand.NewPCG(seed, 1))
-		out.Snapshots = e.forest.Len()
+		out.Snapshots = e.forest.SnapshotCount()
 		for i := range out.Snapshots {
 			if r.Float64() < sample || len(picked) == 0 && i == out.Snapshots-1 {
 				key, line := e.forest.SnapshotLine(i)

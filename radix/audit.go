@@ -1,9 +1,9 @@
 package radix
 
-// Len is the number of snapshots in all trees.
-func (f *Forest) Len() int { return len(f.snaps) }
+// SnapshotCount is the number of snapshots in all trees.
+func (f *Forest) SnapshotCount() int { return len(f.snaps) }
 
-// SnapshotLine returns the key and a copy of all consumed tokens of snapshot i of Len. The order means nothing and
+// SnapshotLine returns the key and a copy of all consumed tokens of snapshot i of SnapshotCount. The order means nothing and
 // changes with every change of the tree.
 func (f *Forest) SnapshotLine(i int) (key string, tokens []int32) {
 	s := f.snaps[i]
