@@ -129,8 +129,9 @@ type SessionInput struct {
 // call makes the identity of a mutating call. The hash is over the decoded
 // request, so that white space does not matter and a WebSocket frame is the
 // same call as the REST call it stands for.
-func call(key, route string, request any, wait bool) (sessions.Call, error) {
-	c := sessions.Call{Tenant: tenantLocal, Wait: wait}
+func call(ctx context.Context, key, route string, request any, wait bool) (sessions.Call, error) {
+	who := callerOf(ctx)
+	c := sessions.Call{Tenant: who.Tenant, KeyID: who.KeyID, Wait: wait}
 	if key == "" {
 		return c, nil
 	}

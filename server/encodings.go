@@ -26,14 +26,15 @@ type encodings struct {
 
 // eventKey names an event for good: within an epoch a seq is never used again.
 type eventKey struct {
+	tenant     string // ids are unique in a tenant
 	session    string
 	epoch, seq int64
 }
 
 // encode returns the event's JSON on one line. The bytes are shared: nobody may
 // change them.
-func (c *encodings) encode(e *sessions.Event) ([]byte, error) {
-	k := eventKey{e.SessionID, e.Epoch, e.Seq}
+func (c *encodings) encode(tenant string, e *sessions.Event) ([]byte, error) {
+	k := eventKey{tenant, e.SessionID, e.Epoch, e.Seq}
 	c.mu.RLock()
 	data := c.byKey[k]
 	c.mu.RUnlock()

@@ -20,7 +20,7 @@ func TestEncodingsAreShared(t *testing.T) {
 	}
 	encode := func(e *sessions.Event) []byte {
 		t.Helper()
-		got, err := c.encode(e)
+		got, err := c.encode("local", e)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -41,7 +41,7 @@ func TestEncodingsAreShared(t *testing.T) {
 	for r := range 4 {
 		all.Go(func() {
 			for seq := range int64(3 * encodingsKept) {
-				_, _ = c.encode(event(fmt.Sprint("s", r%2), 1, seq)) // compared above
+				_, _ = c.encode("local", event(fmt.Sprint("s", r%2), 1, seq)) // compared above
 			}
 		})
 	}
@@ -52,7 +52,7 @@ func TestEncodingsAreShared(t *testing.T) {
 	long := event("a", 9, 9)
 	*long.Text = strings.Repeat("x", encodingBytesMax)
 	encode(long)
-	if _, kept := c.byKey[eventKey{"a", 9, 9}]; kept {
+	if _, kept := c.byKey[eventKey{"local", "a", 9, 9}]; kept {
 		t.Error("a long event is kept")
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -33,6 +34,7 @@ const (
 	codeTimeout          = "timeout" // a command on a socket took longer than Options.CallTimeout
 	codeSubscriptionsMax = "too_many_subscriptions"
 	codeConnectionsMax   = "too_many_connections"
+	codeAdminKey         = "admin_key_required"
 )
 
 // statuses is the one mapping from error codes to HTTP status; a code that is
@@ -50,6 +52,7 @@ var statuses = map[string]int{
 	string(sessions.CodeGone):                http.StatusGone,
 	string(sessions.CodeOverloaded):          http.StatusServiceUnavailable,
 	string(sessions.CodeLimit):               http.StatusTooManyRequests,
+	string(sessions.CodeUnauthenticated):     http.StatusUnauthorized,
 	string(sessions.CodeInternal):            http.StatusInternalServerError,
 	codeMalformed:                            http.StatusBadRequest,
 	codeTooLarge:                             http.StatusRequestEntityTooLarge,
@@ -62,6 +65,7 @@ var statuses = map[string]int{
 	codeCrossOrigin:                          http.StatusForbidden,
 	codeUpgradeRequired:                      http.StatusUpgradeRequired,
 	codeDraining:                             http.StatusServiceUnavailable,
+	codeAdminKey:                             http.StatusForbidden,
 	codeSubscriptionsMax:                     http.StatusTooManyRequests,
 	codeConnectionsMax:                       http.StatusServiceUnavailable,
 }
@@ -81,7 +85,7 @@ type Problem struct {
 	FirstSeq int64          `json:"first_seq,omitempty" doc:"with code gone: the first seq that is left"`
 	Errors   []ProblemField `json:"errors,omitempty" doc:"every field that is wrong, where there is more than one"`
 
-	retryAfter bool
+	retryAfter int // seconds; 0: not told
 }
 
 // ProblemField is one wrong field of a request.
@@ -99,8 +103,8 @@ func (p *Problem) GetStatus() int { return p.Status }
 // GetHeaders makes a Problem a huma.HeadersError.
 func (p *Problem) GetHeaders() http.Header {
 	h := http.Header{}
-	if p.retryAfter {
-		h.Set("Retry-After", strconv.Itoa(retryAfterSeconds))
+	if p.retryAfter > 0 {
+		h.Set("Retry-After", strconv.Itoa(p.retryAfter))
 	}
 	return h
 }
@@ -109,11 +113,14 @@ func (p *Problem) GetHeaders() http.Header {
 func (p *Problem) ContentType(string) string { return "application/problem+json" }
 
 func newProblem(status int, code, detail, field string) *Problem {
-	return &Problem{
+	p := &Problem{
 		Type: "urn:rocket:problem:" + code, Title: http.StatusText(status), Status: status,
 		Detail: detail, Code: code, Field: field,
-		retryAfter: status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable,
 	}
+	if status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
+		p.retryAfter = retryAfterSeconds
+	}
+	return p
 }
 
 func codeProblem(code, detail, field string) *Problem {
@@ -133,12 +140,17 @@ func (s *Server) problem(err error) *Problem {
 	if e, ok := errors.AsType[*sessions.Error](err); ok {
 		p := codeProblem(string(e.Code), e.Message, e.Field)
 		p.FirstSeq = e.FirstSeq
+		if e.RetryAfter > 0 {
+			p.retryAfter = int((e.RetryAfter + time.Second - 1) / time.Second)
+		}
 		if p.Status == http.StatusInternalServerError {
 			s.log.Error("call failed", "err", err)
 		}
 		return p
 	}
 	switch {
+	case errors.Is(err, errNoCredentials):
+		return codeProblem(string(sessions.CodeUnauthenticated), "an API key is needed: Authorization: Bearer KEY, or x-api-key: KEY", "")
 	case errors.Is(err, errDraining):
 		return codeProblem(codeDraining, "the server is shutting down", "")
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):

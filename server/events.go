@@ -89,7 +89,7 @@ next:
 // openLog finds a session's log and the first seq to read from it. A reader
 // that names no position gets what is left when older events are gone.
 func (s *Server) openLog(ctx context.Context, id string, p position) (*sessions.Log, int64, error) {
-	log, err := s.manager.Log(ctx, tenantLocal, id)
+	log, err := s.manager.Log(ctx, tenantOf(ctx), id)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -167,7 +167,8 @@ func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request, log *sessi
 	markStream(w)
 	s.metrics.sse.Inc()
 	defer s.metrics.sse.Dec()
-	ctx := r.Context()
+	ctx, release := s.manager.Keys().Hold(r.Context(), callerOf(r.Context()))
+	defer release()
 	wait, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(s.closing, cancel)()
@@ -187,7 +188,7 @@ func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request, log *sessi
 			return
 		}
 		for i := range events {
-			if err := s.encodeSSE(&buf, &events[i]); err != nil {
+			if err := s.encodeSSE(&buf, tenantOf(ctx), &events[i]); err != nil {
 				s.endStream(w, ctx, err)
 				return
 			}
@@ -247,8 +248,8 @@ func (s *Server) endStream(w http.ResponseWriter, ctx context.Context, err error
 	fmt.Fprintf(w, "event: stream.error\ndata: %s\n\n", data)
 }
 
-func (s *Server) encodeSSE(buf *bytes.Buffer, e *sessions.Event) error {
-	data, err := s.encodings.encode(e)
+func (s *Server) encodeSSE(buf *bytes.Buffer, tenant string, e *sessions.Event) error {
+	data, err := s.encodings.encode(tenant, e)
 	if err != nil {
 		return fmt.Errorf("encode event %d: %w", e.Seq, err)
 	}

@@ -23,6 +23,7 @@ type metrics struct {
 	sockets  prometheus.Gauge
 	sse      prometheus.Gauge
 	closes   *prometheus.CounterVec
+	refused  prometheus.Counter
 
 	turns     *prometheus.CounterVec
 	ttft      prometheus.Histogram
@@ -44,6 +45,7 @@ func newMetrics(s *Server) *metrics {
 		closes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "rocket_websocket_closed_total", Help: "WebSockets that this server closed, by close code.",
 		}, []string{"code"}),
+		refused: prometheus.NewCounter(prometheus.CounterOpts{Name: "rocket_unauthenticated_total", Help: "Requests without an API key that is good."}),
 		turns: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "rocket_turns_total", Help: "Turns that ended, by state and finish reason.",
 		}, []string{"state", "finish_reason"}),
@@ -59,7 +61,7 @@ func newMetrics(s *Server) *metrics {
 		cached:    prometheus.NewCounter(prometheus.CounterOpts{Name: "rocket_turn_cached_tokens_total", Help: "Those of them that were not computed again."}),
 		unwatched: prometheus.NewCounter(prometheus.CounterOpts{Name: "rocket_turns_uncounted_total", Help: "Lifecycle events that came too fast to be counted here."}),
 	}
-	m.registry.MustRegister(m.turns, m.ttft, m.rate, m.prompts, m.cached, m.unwatched, m.requests, m.sockets, m.sse, m.closes, &collector{server: s},
+	m.registry.MustRegister(m.turns, m.ttft, m.rate, m.prompts, m.cached, m.unwatched, m.requests, m.sockets, m.sse, m.closes, m.refused, &collector{server: s},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

@@ -15,24 +15,31 @@ import (
 // then the Host header holds the attacker's name, and that is what is checked.
 var loopbackHosts = []string{"localhost", "127.0.0.1", "::1"}
 
-// CheckListen returns an error unless addr is a loopback address. Anything else
-// needs API keys, which this version does not have.
-func CheckListen(addr string) error {
+// Loopback tells whether addr, as host:port, can be reached from this machine
+// only. Anything else needs API keys.
+func Loopback(addr string) (bool, error) {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
-		return fmt.Errorf("listen address %q: want host:port: %w", addr, err)
+		return false, fmt.Errorf("listen address %q: want host:port: %w", addr, err)
 	}
 	if strings.EqualFold(host, "localhost") {
-		return nil
+		return true, nil
 	}
-	if ip, err := netip.ParseAddr(host); err == nil && ip.IsLoopback() {
-		return nil
-	}
-	return fmt.Errorf("listen address %q is not loopback: this version has no API keys yet, so it serves 127.0.0.1, [::1] and localhost only", addr)
+	ip, err := netip.ParseAddr(host)
+	return err == nil && ip.IsLoopback(), nil
 }
 
 // allowHosts refuses requests whose Host header names none of the allowed
-// hosts. Ports are not compared: a forwarded port is no attack.
+// hosts. With keys and no list of hosts any name will do: a page under a name
+// of the attacker's has no key to send.
+func (s *Server) allowHosts() func(http.Handler) http.Handler {
+	if s.opts.RequireKeys && len(s.opts.AllowedHosts) == 0 {
+		return func(next http.Handler) http.Handler { return next }
+	}
+	return allowHosts(s.opts.AllowedHosts)
+}
+
+// allowHosts compares no ports: a forwarded one is no attack.
 func allowHosts(extra []string) func(http.Handler) http.Handler {
 	allowed := make(map[string]bool, len(loopbackHosts)+len(extra))
 	for _, h := range append(append([]string{}, loopbackHosts...), extra...) {

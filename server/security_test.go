@@ -9,7 +9,7 @@ import (
 	"rocket/sessions"
 )
 
-func TestCheckListen(t *testing.T) {
+func TestLoopback(t *testing.T) {
 	for _, c := range []struct {
 		addr string
 		ok   bool
@@ -18,8 +18,8 @@ func TestCheckListen(t *testing.T) {
 		{"0.0.0.0:8080", false}, {":8080", false}, {"[::]:8080", false}, {"192.168.1.5:80", false}, {"example.com:80", false},
 		{"127.0.0.1", false}, {"", false}, {"localhost.example.com:80", false},
 	} {
-		if err := CheckListen(c.addr); (err == nil) != c.ok {
-			t.Errorf("CheckListen(%q) = %v, want ok %v", c.addr, err, c.ok)
+		if ok, err := Loopback(c.addr); (ok && err == nil) != c.ok {
+			t.Errorf("Loopback(%q) = %v, %v, want %v", c.addr, ok, err, c.ok)
 		}
 	}
 }

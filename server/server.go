@@ -15,6 +15,7 @@ package server
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -49,9 +50,6 @@ const (
 	idleTimeout       = 2 * time.Minute  // keep-alive without a request
 )
 
-// tenantLocal is every caller's tenant until there are API keys.
-const tenantLocal = "local"
-
 // errDraining refuses new work while the server shuts down.
 var errDraining = errors.New("the server is shutting down")
 
@@ -64,6 +62,8 @@ type Options struct {
 	Web      http.Handler // what / serves; nil: a page that points to /docs
 
 	AllowedHosts []string      // Host names allowed beside the loopback ones
+	RequireKeys  bool          // every call needs an API key; else everybody is sessions.DefaultTenant
+	TLS          *tls.Config   // what Serve speaks; nil: plain HTTP
 	Heartbeat    time.Duration // comment on an idle event stream, ping on an idle socket; default 15 s
 	WriteTimeout time.Duration // one write to a client that does not read; default 30 s
 	CallTimeout  time.Duration // one command on a socket; default 20 s
@@ -140,7 +140,7 @@ func (s *Server) Handler() http.Handler { return s.handler }
 
 func (s *Server) routes() error {
 	router := chi.NewMux()
-	router.Use(middleware.GetHead, s.observe, pageHeaders, allowHosts(s.opts.AllowedHosts), refuseCrossOrigin(), limitBody)
+	router.Use(middleware.GetHead, s.observe, pageHeaders, s.authenticate(router), s.allowHosts(), refuseCrossOrigin(), limitBody)
 	router.NotFound(func(w http.ResponseWriter, r *http.Request) {
 		// The dashboard has what the API has not; a catch-all route would hide the API's own 404 and 405.
 		page := r.Method == http.MethodGet || r.Method == http.MethodHead
@@ -195,16 +195,23 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 		ReadHeaderTimeout: readHeaderTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    headerBytesMax,
+		TLSConfig:         s.opts.TLS,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
-	watch := s.manager.Watch(tenantLocal, sessions.WatchOptions{Turns: true})
+	watch := s.manager.WatchAll(sessions.WatchOptions{Turns: true})
 	counted := make(chan struct{})
 	go func() {
 		defer close(counted)
 		s.metrics.watchTurns(s.closing, watch)
 	}()
 	failed := make(chan error, 1)
-	go func() { failed <- hs.Serve(ln) }()
+	go func() {
+		if s.opts.TLS != nil {
+			failed <- hs.ServeTLS(ln, "", "")
+			return
+		}
+		failed <- hs.Serve(ln)
+	}()
 	select {
 	case err := <-failed:
 		s.closeStreams()

@@ -104,7 +104,7 @@ func (s *Server) createSession(ctx context.Context, in *createInput) (*body[sess
 		return nil, s.problem(errDraining)
 	}
 	req := valueOf(in.Body)
-	c, err := call(in.IdempotencyKey, http.MethodPost+" "+pathSessions, req, false)
+	c, err := call(ctx, in.IdempotencyKey, http.MethodPost+" "+pathSessions, req, false)
 	if err != nil {
 		return nil, s.problem(err)
 	}
@@ -124,17 +124,17 @@ func (s *Server) listSessions(ctx context.Context, in *listInput) (*body[session
 		}
 		filter.Labels[key] = value
 	}
-	page, err := s.manager.List(ctx, tenantLocal, filter)
+	page, err := s.manager.List(ctx, tenantOf(ctx), filter)
 	return answer(s, page, err)
 }
 
 func (s *Server) getSession(ctx context.Context, in *SessionInput) (*body[sessions.Session], error) {
-	session, err := s.manager.Get(ctx, tenantLocal, in.ID)
+	session, err := s.manager.Get(ctx, tenantOf(ctx), in.ID)
 	return answer(s, session, err)
 }
 
 func (s *Server) patchSession(ctx context.Context, in *patchInput) (*body[sessions.Session], error) {
-	c, err := call(in.IdempotencyKey, routeOf(http.MethodPatch, pathSession, in.ID), in.Body, false)
+	c, err := call(ctx, in.IdempotencyKey, routeOf(http.MethodPatch, pathSession, in.ID), in.Body, false)
 	if err != nil {
 		return nil, s.problem(err)
 	}
@@ -143,7 +143,7 @@ func (s *Server) patchSession(ctx context.Context, in *patchInput) (*body[sessio
 }
 
 func (s *Server) deleteSession(ctx context.Context, in *mutateInput) (*struct{}, error) {
-	c, err := call(in.IdempotencyKey, routeOf(http.MethodDelete, pathSession, in.ID), nil, false)
+	c, err := call(ctx, in.IdempotencyKey, routeOf(http.MethodDelete, pathSession, in.ID), nil, false)
 	if err == nil {
 		err = s.manager.Delete(ctx, c, in.ID)
 	}
@@ -154,7 +154,7 @@ func (s *Server) deleteSession(ctx context.Context, in *mutateInput) (*struct{},
 }
 
 func (s *Server) closeSession(ctx context.Context, in *mutateInput) (*body[sessions.Session], error) {
-	c, err := call(in.IdempotencyKey, routeOf(http.MethodPost, pathClose, in.ID), nil, false)
+	c, err := call(ctx, in.IdempotencyKey, routeOf(http.MethodPost, pathClose, in.ID), nil, false)
 	if err != nil {
 		return nil, s.problem(err)
 	}
@@ -163,7 +163,7 @@ func (s *Server) closeSession(ctx context.Context, in *mutateInput) (*body[sessi
 }
 
 func (s *Server) getTree(ctx context.Context, in *treeInput) (*body[sessions.Tree], error) {
-	tree, err := s.manager.Tree(ctx, tenantLocal, in.ID, in.Depth.pointer())
+	tree, err := s.manager.Tree(ctx, tenantOf(ctx), in.ID, in.Depth.pointer())
 	return answer(s, tree, err)
 }
 
@@ -174,7 +174,7 @@ func (s *Server) forkSession(ctx context.Context, in *forkInput) (*body[sessions
 
 // fork is what REST and the WebSocket have in common, as are the others below.
 func (s *Server) fork(ctx context.Context, key, id string, req sessions.ForkRequest) (sessions.ForkResult, error) {
-	c, err := call(key, routeOf(http.MethodPost, pathFork, id), req, false)
+	c, err := call(ctx, key, routeOf(http.MethodPost, pathFork, id), req, false)
 	if err != nil {
 		return sessions.ForkResult{}, err
 	}
@@ -187,7 +187,7 @@ func (s *Server) detachSession(ctx context.Context, in *detachInput) (*body[sess
 }
 
 func (s *Server) detach(ctx context.Context, key, id string, req sessions.DetachRequest) (sessions.Session, error) {
-	c, err := call(key, routeOf(http.MethodPost, pathDetach, id), req, false)
+	c, err := call(ctx, key, routeOf(http.MethodPost, pathDetach, id), req, false)
 	if err != nil {
 		return sessions.Session{}, err
 	}
@@ -200,7 +200,7 @@ func (s *Server) resumeSession(ctx context.Context, in *mutateInput) (*body[sess
 }
 
 func (s *Server) resume(ctx context.Context, key, id string) (sessions.ResumeResult, error) {
-	c, err := call(key, routeOf(http.MethodPost, pathResume, id), nil, false)
+	c, err := call(ctx, key, routeOf(http.MethodPost, pathResume, id), nil, false)
 	if err != nil {
 		return sessions.ResumeResult{}, err
 	}
@@ -208,7 +208,7 @@ func (s *Server) resume(ctx context.Context, key, id string) (sessions.ResumeRes
 }
 
 func (s *Server) getTokens(ctx context.Context, in *tokensInput) (*body[sessions.TokenRange], error) {
-	tokens, err := s.manager.Tokens(ctx, tenantLocal, in.ID, in.From.pointer(), in.To.pointer())
+	tokens, err := s.manager.Tokens(ctx, tenantOf(ctx), in.ID, in.From.pointer(), in.To.pointer())
 	if err == nil && in.Pieces {
 		tokens.Pieces = s.manager.Pieces(tokens.Tokens)
 	}

@@ -41,6 +41,7 @@ type socket struct {
 	server  *Server
 	conn    *websocket.Conn
 	session string // of the path
+	who     sessions.Identity
 
 	replies chan []byte   // from the reader to the writer
 	wake    chan struct{} // cap 1: a subscription has something
@@ -71,6 +72,8 @@ type closeError struct {
 }
 
 func (e *closeError) Error() string { return fmt.Sprintf("close %d: %s", e.code, e.reason) }
+
+var errRevoked = &closeError{websocket.StatusPolicyViolation, "the API key is not valid any more"}
 
 var errDrain = &closeError{websocket.StatusServiceRestart, "the server is shutting down"}
 
@@ -135,7 +138,7 @@ func (s *Server) serveStream(w http.ResponseWriter, r *http.Request) {
 	s.metrics.sockets.Inc()
 	defer s.metrics.sockets.Dec()
 	c := &socket{
-		server: s, conn: conn, session: id,
+		server: s, conn: conn, session: id, who: callerOf(r.Context()),
 		replies: make(chan []byte, repliesQueued), wake: make(chan struct{}, 1), drain: make(chan struct{}), subs: map[string]*subscription{},
 	}
 	c.run(log, next)
@@ -147,7 +150,10 @@ func (s *Server) serveStream(w http.ResponseWriter, r *http.Request) {
 // ctx stops our own work. Reads and writes do not have it: the library cuts the
 // connection when such a context ends, and a close frame must still go out.
 func (c *socket) run(log *sessions.Log, next int64) {
-	ctx, cancel := context.WithCancelCause(context.Background())
+	ctx, cancel := context.WithCancelCause(withCaller(context.Background(), c.who))
+	held, release := c.server.manager.Keys().Hold(ctx, c.who)
+	defer release()
+	defer context.AfterFunc(held, func() { cancel(errRevoked) })()
 	defer context.AfterFunc(c.server.closing, func() { close(c.drain) })()
 	var all sync.WaitGroup
 	all.Go(func() { cancel(c.guard(func() error { return c.write(ctx) })) })

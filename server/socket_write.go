@@ -122,7 +122,7 @@ func (c *socket) writeSome(ctx context.Context, sub *subscription) (more bool, e
 		return false, c.dropSubscription(sub, c.server.problem(err))
 	}
 	for i := range events {
-		data, err := c.server.encodings.encode(&events[i])
+		data, err := c.server.encodings.encode(c.who.Tenant, &events[i])
 		if err != nil {
 			return false, fmt.Errorf("encode event: %w", err)
 		}

@@ -275,7 +275,7 @@ func TestStreamCancelsAndEnds(t *testing.T) {
 		reply, _ = p.until("reply")
 	}
 	_ = p.conn.CloseNow()
-	turn, err := w.manager.WaitTurn(w.ctx(), tenantLocal, s.ID, reply["result"].(map[string]any)["id"].(string))
+	turn, err := w.manager.WaitTurn(w.ctx(), "local", s.ID, reply["result"].(map[string]any)["id"].(string))
 	if err != nil || turn.State != "completed" || len(turn.Tokens) != 30 {
 		t.Errorf("turn without a reader: %+v, %v", turn, err)
 	}

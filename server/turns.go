@@ -66,7 +66,7 @@ func (s *Server) startTurn(ctx context.Context, key, id string, req sessions.Tur
 	if s.refuse.Load() {
 		return sessions.Turn{}, errDraining
 	}
-	c, err := call(key, routeOf(http.MethodPost, pathTurns, id), req, wait)
+	c, err := call(ctx, key, routeOf(http.MethodPost, pathTurns, id), req, wait)
 	if err != nil {
 		return sessions.Turn{}, err
 	}
@@ -78,7 +78,7 @@ func (s *Server) waitTurn(ctx context.Context, id, turnID string) (sessions.Turn
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.closing, func() { cancel(errDraining) })()
-	turn, err := s.manager.WaitTurn(ctx, tenantLocal, id, turnID)
+	turn, err := s.manager.WaitTurn(ctx, tenantOf(ctx), id, turnID)
 	if err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
@@ -86,12 +86,12 @@ func (s *Server) waitTurn(ctx context.Context, id, turnID string) (sessions.Turn
 }
 
 func (s *Server) listTurns(ctx context.Context, in *turnsInput) (*body[sessions.TurnPage], error) {
-	page, err := s.manager.Turns(ctx, tenantLocal, in.ID, sessions.TurnFilter{Limit: in.Limit, After: in.After})
+	page, err := s.manager.Turns(ctx, tenantOf(ctx), in.ID, sessions.TurnFilter{Limit: in.Limit, After: in.After})
 	return answer(s, page, err)
 }
 
 func (s *Server) getTurn(ctx context.Context, in *oneTurnInput) (*body[sessions.Turn], error) {
-	turn, err := s.manager.Turn(ctx, tenantLocal, in.ID, in.Turn)
+	turn, err := s.manager.Turn(ctx, tenantOf(ctx), in.ID, in.Turn)
 	return answer(s, turn, err)
 }
 
@@ -101,7 +101,7 @@ func (s *Server) cancelTurn(ctx context.Context, in *mutateInput) (*body[session
 }
 
 func (s *Server) cancel(ctx context.Context, key, id string) (sessions.Turn, error) {
-	c, err := call(key, routeOf(http.MethodPost, pathCancel, id), nil, false)
+	c, err := call(ctx, key, routeOf(http.MethodPost, pathCancel, id), nil, false)
 	if err != nil {
 		return sessions.Turn{}, err
 	}

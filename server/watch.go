@@ -33,7 +33,7 @@ func (s *Server) serveWatch(w http.ResponseWriter, r *http.Request) {
 	root := query.Get("root")
 	if err == nil && root != "" {
 		var session sessions.Session
-		session, err = s.manager.Get(r.Context(), tenantLocal, root)
+		session, err = s.manager.Get(r.Context(), tenantOf(r.Context()), root)
 		root = session.RootID // any session of a tree names it
 	}
 	var end func()
@@ -45,26 +45,29 @@ func (s *Server) serveWatch(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer end()
-	watch := s.manager.Watch(tenantLocal, sessions.WatchOptions{Root: root, Turns: turns == "true"})
+	watch := s.manager.Watch(tenantOf(r.Context()), sessions.WatchOptions{Root: root, Turns: turns == "true"})
 	conn, err := s.accept(w, r)
 	if err != nil {
 		return
 	}
 	s.metrics.sockets.Inc()
 	defer s.metrics.sockets.Dec()
-	s.runWatch(conn, watch)
+	s.runWatch(conn, watch, callerOf(r.Context()))
 }
 
 // runWatch has two goroutines: this one waits for events and writes them, the
 // other reads (the peer's close and pongs; anything else is closed with 1008
 // by the library) and pings.
-func (s *Server) runWatch(conn *websocket.Conn, watch *sessions.Watch) {
+func (s *Server) runWatch(conn *websocket.Conn, watch *sessions.Watch, who sessions.Identity) {
 	// CloseRead closes the connection when its context ends, so that must only
 	// be after our own close frame.
 	reading, stopReading := context.WithCancel(context.Background())
 	gone := conn.CloseRead(reading)
 	ctx, cancel := context.WithCancel(gone)
 	defer cancel()
+	held, release := s.manager.Keys().Hold(context.Background(), who)
+	defer release()
+	defer context.AfterFunc(held, cancel)()
 	defer context.AfterFunc(s.closing, cancel)()
 	var pinger sync.WaitGroup
 	pinger.Go(func() {
@@ -75,6 +78,8 @@ func (s *Server) runWatch(conn *websocket.Conn, watch *sessions.Watch) {
 	switch {
 	case s.closing.Err() != nil:
 		s.closeSocket(conn, errDrain)
+	case held.Err() != nil:
+		s.closeSocket(conn, errRevoked)
 	case gone.Err() == nil && !errors.Is(err, context.Canceled):
 		s.log.Debug("watch ended", "err", err)
 		s.closeSocket(conn, &closeError{websocket.StatusInternalError, "internal error"})

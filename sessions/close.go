@@ -94,7 +94,7 @@ func (m *Manager) Delete(ctx context.Context, call Call, id string) error {
 		return err
 	}
 	_, err := once(ctx, m, call, func(save save) (struct{}, error) {
-		return struct{}{}, m.deleteSession(ctx, call.Tenant, id, save)
+		return struct{}{}, m.deleteSession(ctx, call.Tenant, id, audited(call, auditSessionDeleted, id, save))
 	})
 	return err
 }

@@ -27,6 +27,9 @@ func (m *Manager) Create(ctx context.Context, call Call, req CreateRequest) (Ses
 			"the prompt is %d tokens, the model's context is %d", len(line), m.info.Context)}
 	}
 	return once(ctx, m, call, func(save save) (Session, error) {
+		if err := m.admitTokens(ctx, call.Tenant); err != nil {
+			return Session{}, err
+		}
 		if err := m.admitSessions(ctx, call.Tenant, 1); err != nil {
 			return Session{}, err
 		}
@@ -36,6 +39,7 @@ func (m *Manager) Create(ctx context.Context, call Call, req CreateRequest) (Ses
 		if err != nil {
 			return Session{}, err
 		}
+		m.spend(call.Tenant, len(line))
 		out := s.view()
 		if len(line) > 0 {
 			m.prefill(ctx, s, mark)
@@ -106,38 +110,6 @@ func (m *Manager) prefill(ctx context.Context, s *session, mark int) {
 	if _, err := s.coldStart(ctx, engine.OpenOptions{Mark: mark}); err != nil {
 		m.log.Warn("session stays cold", "session", sessionID(s.key.id), "error", err)
 	}
-}
-
-// tenantCount is how many sessions a tenant had when somebody last counted.
-type tenantCount struct {
-	n  int
-	at time.Time
-}
-
-const tenantCountAge = 10 * time.Second
-
-// admitSessions checks a tenant's limit, against a count that is at most
-// tenantCountAge old plus what this server has made since.
-func (m *Manager) admitSessions(ctx context.Context, tenant string, n int) error {
-	m.mu.Lock()
-	c, ok := m.tenants[tenant]
-	m.mu.Unlock()
-	if !ok || time.Since(c.at) > tenantCountAge {
-		c = tenantCount{at: time.Now()}
-		err := m.pool.QueryRow(ctx, `SELECT count(*) FROM (SELECT FROM sessions WHERE tenant_id = $1 AND deleted_at IS NULL LIMIT $2) s`,
-			tenant, SessionsPerTenantMax+1).Scan(&c.n)
-		if err != nil {
-			return ledgerError("count sessions", err)
-		}
-	}
-	c.n += n
-	if c.n > SessionsPerTenantMax {
-		return &Error{Code: CodeLimit, Field: "sessions", Message: fmt.Sprintf("at most %d sessions are allowed: delete some", SessionsPerTenantMax)}
-	}
-	m.mu.Lock()
-	m.tenants[tenant] = c
-	m.mu.Unlock()
-	return nil
 }
 
 // Patch changes title, labels, TTL, pin.

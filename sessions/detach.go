@@ -100,7 +100,11 @@ func (s *session) stow(ctx context.Context, to engine.Tier) (engine.Residency, e
 	if err := s.loadLine(ctx); err != nil {
 		return engine.Residency{}, err
 	}
-	res, err := s.m.eng.Stow(ctx, s.line, namespace(s.key.tenant), to)
+	salt, err := s.m.namespace(ctx, s.key.tenant)
+	if err != nil {
+		return engine.Residency{}, err
+	}
+	res, err := s.m.eng.Stow(ctx, s.line, salt, to)
 	return res, engineError("detach", err, "")
 }
 

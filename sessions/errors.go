@@ -3,6 +3,7 @@ package sessions
 import (
 	"errors"
 	"fmt"
+	"time"
 )
 
 // Code is what callers branch on.
@@ -20,7 +21,8 @@ const (
 	CodeLedgerUnavailable   Code = "ledger_unavailable"
 	CodeGone                Code = "gone" // events past their retention; FirstSeq is what is left
 	CodeOverloaded          Code = "overloaded"
-	CodeLimit               Code = "limit" // a per-tenant limit; Field names it
+	CodeLimit               Code = "limit"           // a tenant's quota; Field names it
+	CodeUnauthenticated     Code = "unauthenticated" // no API key that is good
 	CodeInternal            Code = "internal"
 )
 
@@ -31,7 +33,9 @@ type Error struct {
 	Message  string
 	Field    string // request field, dotted, for CodeInvalid, CodeLimit, CodeContextLimit
 	FirstSeq int64  // CodeGone
-	cause    error
+	// RetryAfter is when another attempt may succeed; 0: nobody knows.
+	RetryAfter time.Duration
+	cause      error
 }
 
 func (e *Error) Error() string {

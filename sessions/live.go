@@ -267,7 +267,10 @@ func (s *session) coldStart(ctx context.Context, opts engine.OpenOptions) (engin
 		r := seq.Residency()
 		return engine.Restored{Device: r.Device, Recomputed: max(0, len(line)-1-r.Device)}, nil // the rest is being prefilled
 	}
-	opts.Namespace = namespace(s.key.tenant)
+	var err error
+	if opts.Namespace, err = s.m.namespace(ctx, s.key.tenant); err != nil {
+		return engine.Restored{}, err
+	}
 	seq, got, err := s.m.eng.Open(ctx, line, opts)
 	if err != nil {
 		return got, engineError("open timeline", err, "")

@@ -36,7 +36,8 @@ import (
 	"rocket/engine/tokenizer"
 )
 
-// DefaultTenant is the tenant of a server without API keys.
+// DefaultTenant is the tenant of a server without API keys, and of keys that
+// were made without naming one.
 const DefaultTenant = "local"
 
 const (
@@ -52,12 +53,14 @@ type Options struct {
 	Engine      *engine.Engine // stays the caller's; it must outlive the Manager
 	Template    *chat.Template // nil: messages are refused
 	Log         *slog.Logger   // nil: none
+	KeyFreshFor time.Duration  // 0: KeyFreshFor
 }
 
 // Call is who calls, and what makes a repeated call the same call. An empty
 // IdempotencyKey means that there is none.
 type Call struct {
 	Tenant         string
+	KeyID          string // of the API key; "" on a server without keys
 	IdempotencyKey string // scope: (Tenant, Route, IdempotencyKey)
 	Route          string // method and path with its ids, as the client sent it
 	BodyHash       []byte // SHA-256 of the body
@@ -78,6 +81,8 @@ type Manager struct {
 	hub    hub
 	keeper keeper
 	counts counters
+	keys   *Keys
+	known  tenants
 
 	ctx    context.Context // ends when Shutdown has ended the turns
 	cancel context.CancelFunc
@@ -117,6 +122,7 @@ func Open(ctx context.Context, opts Options) (*Manager, error) {
 	if m.pool, err = pgxpool.NewWithConfig(ctx, cfg); err != nil {
 		return nil, fmt.Errorf("connect to the ledger: %w", err)
 	}
+	m.keys = newKeys(m.pool, opts.KeyFreshFor)
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	m.hub.init()
 	m.writer = newWriter(m)
@@ -132,6 +138,7 @@ func Open(ctx context.Context, opts Options) (*Manager, error) {
 	}
 	m.wg.Go(m.keepAlive)
 	m.wg.Go(m.keepHouse)
+	m.wg.Go(func() { m.keys.keep(m.ctx, m.kept) })
 	return m, nil
 }
 
@@ -182,6 +189,5 @@ func (m *Manager) open() error {
 	return nil
 }
 
-// namespace is the cache salt of a tenant: only lines of one tenant share
-// pages, whatever their tokens are.
-func namespace(tenant string) string { return tenant }
+// Keys are the ledger's API keys.
+func (m *Manager) Keys() *Keys { return m.keys }

@@ -195,6 +195,7 @@ func (s *session) deltaLocked(t *turn, tokens []engine.Token, now time.Time) {
 			t.probs = append(t.probs, tokenProbs(tok))
 		}
 	}
+	s.m.spend(s.key.tenant, len(ids))
 	text := t.cut.push(ids)
 	t.text.WriteString(text)
 	at := len(s.line)

@@ -24,13 +24,18 @@ func (m *Manager) StartTurn(ctx context.Context, call Call, id string, req TurnR
 		return Turn{}, err
 	}
 	return once(ctx, m, call, func(save save) (Turn, error) {
+		if err := m.admitTokens(ctx, call.Tenant); err != nil {
+			return Turn{}, err
+		}
 		var out Turn
 		err := m.operate(ctx, call.Tenant, id, func(o *operation) error {
 			t, err := o.newTurn(ctx, req)
 			if err != nil {
 				return err
 			}
-			out, err = o.begin(ctx, t, save)
+			if out, err = o.begin(ctx, t, save); err == nil {
+				m.spend(call.Tenant, len(t.prompt))
+			}
 			return err
 		})
 		return out, err
@@ -247,24 +252,5 @@ func (s *session) startRun(ctx context.Context, t *turn) (engine.Restored, error
 			return got, engineError("start turn", err, field)
 		}
 		s.dropSeq()
-	}
-}
-
-// turnBegan counts a turn against its tenant's limit.
-func (m *Manager) turnBegan(tenant string) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.turns[tenant] >= TurnsPerTenantMax {
-		return &Error{Code: CodeLimit, Field: "turns", Message: fmt.Sprintf("%d turns are open, more are not allowed at once", TurnsPerTenantMax)}
-	}
-	m.turns[tenant]++
-	return nil
-}
-
-func (m *Manager) turnEnded(tenant string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.turns[tenant]--; m.turns[tenant] <= 0 {
-		delete(m.turns, tenant)
 	}
 }

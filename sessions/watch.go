@@ -59,6 +59,7 @@ func (h *hub) close() {
 type Watch struct {
 	h      *hub
 	tenant string
+	all    bool // of all tenants
 	opts   WatchOptions
 	next   int64
 }
@@ -68,6 +69,14 @@ func (m *Manager) Watch(tenant string, opts WatchOptions) *Watch {
 	m.hub.mu.Lock()
 	defer m.hub.mu.Unlock()
 	return &Watch{h: &m.hub, tenant: tenant, opts: opts, next: m.hub.next}
+}
+
+// WatchAll is Watch over all tenants, for a server's own counts: nothing of it
+// may reach a client.
+func (m *Manager) WatchAll(opts WatchOptions) *Watch {
+	w := m.Watch("", opts)
+	w.all = true
+	return w
 }
 
 // Next waits for events and returns them. lost is how many events, of all
@@ -102,6 +111,6 @@ func (w *Watch) Next(ctx context.Context) (events []Event, lost int64, err error
 }
 
 func (w *Watch) wants(x *watched) bool {
-	return x.tenant == w.tenant && (w.opts.Root == "" || w.opts.Root == x.root) &&
+	return (w.all || x.tenant == w.tenant) && (w.opts.Root == "" || w.opts.Root == x.root) &&
 		(w.opts.Turns || strings.HasPrefix(string(x.event.Type), "session."))
 }

@@ -25,8 +25,11 @@ import (
 const shutdownTimeout = 30 * time.Second
 
 type serveCmd struct {
-	Listen       string        `help:"Address to listen on; loopback only in this version." default:"127.0.0.1:8080" env:"ROCKET_LISTEN"`
-	AllowHost    []string      `help:"Host name under which clients reach the server, beside localhost." env:"ROCKET_ALLOW_HOST" placeholder:"HOST"`
+	Listen       string        `help:"Address to listen on; one that other machines reach needs API keys." default:"127.0.0.1:8080" env:"ROCKET_LISTEN"`
+	Auth         string        `help:"Whether calls need an API key: required, off, or auto: required if a key was ever made (rocket key create) or --listen is not loopback." enum:"auto,required,off" default:"auto" env:"ROCKET_AUTH"`
+	TLSCert      string        `name:"tls-cert" help:"Certificate chain (PEM) to serve HTTPS with; read again when it changes." env:"ROCKET_TLS_CERT" placeholder:"FILE"`
+	TLSKey       string        `name:"tls-key" help:"Its private key (PEM)." env:"ROCKET_TLS_KEY" placeholder:"FILE"`
+	AllowHost    []string      `help:"Host name under which clients reach the server, beside localhost. With keys and none named, any." env:"ROCKET_ALLOW_HOST" placeholder:"HOST"`
 	DataDir      string        `help:"Where the private Postgres and the disk tier keep their files." env:"ROCKET_DATA_DIR" placeholder:"DIR"`
 	DiskDir      string        `help:"Folder of the disk tier; default tier in the data folder." env:"ROCKET_DISK_DIR" placeholder:"DIR"`
 	DiskBytes    byteSize      `help:"Room on disk for caches of detached and old sessions, which outlive a restart; 0: none." default:"8GiB" env:"ROCKET_DISK_BYTES" placeholder:"SIZE"`
@@ -43,7 +46,8 @@ func (s serveCmd) Run(c *console) (err error) {
 	if _, _, err := modelDir(s.Model); err != nil {
 		return err
 	}
-	if err := server.CheckListen(s.Listen); err != nil {
+	certificate, err := s.checkAccess(log)
+	if err != nil {
 		return err
 	}
 	ln, err := listen(s.Listen)
@@ -80,14 +84,18 @@ func (s serveCmd) Run(c *console) (err error) {
 			err = errors.Join(err, fmt.Errorf("give sessions back to the ledger: %w", stopErr))
 		}
 	}()
+	keys, err := s.needKeys(c.ctx, manager.Keys(), log)
+	if err != nil {
+		return err
+	}
 	srv, err := server.New(server.Options{
 		Sessions: manager, Log: log, Version: buildVersion(), Web: web.Handler(),
-		AllowedHosts: s.AllowHost, DrainTimeout: s.DrainTimeout,
+		AllowedHosts: s.AllowHost, RequireKeys: keys, TLS: certificate, DrainTimeout: s.DrainTimeout,
 	})
 	if err != nil {
 		return err
 	}
-	s.announce(c, ln.Addr(), l)
+	s.announce(c, ln.Addr(), l, keys)
 	return srv.Serve(c.ctx, ln)
 }
 
@@ -114,14 +122,20 @@ func (s serveCmd) save(c *console, l *loaded, log *slog.Logger) {
 }
 
 // announce says where the server is and what to try first.
-func (s serveCmd) announce(c *console, addr net.Addr, l *loaded) {
+func (s serveCmd) announce(c *console, addr net.Addr, l *loaded, keys bool) {
 	url := "http://" + addr.String()
+	if s.TLSCert != "" {
+		url = "https://" + addr.String()
+	}
 	if c.json {
-		_ = c.print(map[string]string{"url": url, "model": l.name, "class": s.Class}) // nobody reads it; the server serves all the same
+		_ = c.print(map[string]any{"url": url, "model": l.name, "class": s.Class, "auth": keys}) // nobody reads it; the server serves all the same
 		return
 	}
 	c.say("rocket serves %s (%s, %s) at %s", l.name, s.Class, l.device.ISA(), url)
 	c.say("  dashboard %s/   API docs %s/docs   metrics %s/metrics", url, url, url)
+	if keys {
+		c.say("Calls need an API key: %s key create makes one, ROCKET_API_KEY gives it to these commands.", os.Args[0])
+	}
 	flag := ""
 	if url != "http://127.0.0.1:8080" {
 		flag = " --server " + url

@@ -1,0 +1,82 @@
+package sessions
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// What audit_events record. The rows are for operators and their SQL; nothing
+// here reads them.
+const (
+	auditKeyCreated     = "key.created"
+	auditKeyRevoked     = "key.revoked"
+	auditTenantLimits   = "tenant.limits"
+	auditSessionDeleted = "session.deleted"
+	auditAuthFailed     = "auth.failed"
+)
+
+// failureEvery is how often failed authentications are written: one row for
+// all of the time since the last, so that guessing fills no disk.
+const failureEvery = 10 * time.Second
+
+type execer interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+}
+
+// audit records what an operator did, in the transaction that does it.
+func audit(ctx context.Context, tx execer, action, tenant, subject string) error {
+	_, err := tx.Exec(ctx, `INSERT INTO audit_events (tenant_id, action, subject) VALUES ($1, $2, $3)`, tenant, action, subject)
+	return err
+}
+
+// audited makes a call's answer be saved together with a record of the call.
+func audited(call Call, action, subject string, save save) save {
+	return func(w *work, answer any) error {
+		var key *uuid.UUID
+		if id, ok := parseID(keyPrefix, call.KeyID); ok {
+			key = &id
+		}
+		w.queue(`INSERT INTO audit_events (at, tenant_id, key_id, action, subject) VALUES ($1, $2, $3, $4, $5)`,
+			w.now, call.Tenant, key, action, subject)
+		return save(w, answer)
+	}
+}
+
+// failures counts failed authentications between two rows.
+type failures struct {
+	mu    sync.Mutex
+	count int       // guarded by mu; not written yet
+	last  time.Time // guarded by mu; of the last row
+}
+
+func (f *failures) add() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.count++
+}
+
+// due takes the count when it is time for a row, or with force.
+func (f *failures) due(now time.Time, force bool) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.count == 0 || !force && now.Sub(f.last) < failureEvery {
+		return 0
+	}
+	n := f.count
+	f.count, f.last = 0, now
+	return n
+}
+
+// writeFailures writes the failed authentications since the last time.
+func (k *Keys) writeFailures(ctx context.Context, force bool) error {
+	n := k.fails.due(time.Now(), force)
+	if n == 0 {
+		return nil
+	}
+	_, err := k.pool.Exec(ctx, `INSERT INTO audit_events (action, count) VALUES ($1, $2)`, auditAuthFailed, n)
+	return ledgerError("record failed authentications", err)
+}
