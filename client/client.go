@@ -37,6 +37,7 @@ const (
 // Options configures a Client; the zero value works.
 type Options struct {
 	HTTP    *http.Client // default: one of its own, without a timeout; calls take contexts
+	APIKey  string       // sent with every call; "" for a server without keys
 	Retries int          // repeated attempts after lost connections, 429 and 503; default 4, negative none
 }
 
@@ -44,6 +45,7 @@ type Options struct {
 type Client struct {
 	base    *url.URL
 	http    *http.Client
+	auth    http.Header // of every request
 	retries int
 }
 
@@ -87,7 +89,10 @@ func New(base string, opts Options) (*Client, error) {
 		return nil, fmt.Errorf("server address %q: want http://HOST:PORT", base)
 	}
 	u.Path = strings.TrimSuffix(u.Path, "/")
-	c := &Client{base: u, http: opts.HTTP, retries: opts.Retries}
+	c := &Client{base: u, http: opts.HTTP, auth: http.Header{}, retries: opts.Retries}
+	if opts.APIKey != "" {
+		c.auth.Set("Authorization", "Bearer "+opts.APIKey)
+	}
 	if c.http == nil {
 		c.http = &http.Client{Transport: http.DefaultTransport.(*http.Transport).Clone()}
 	}
@@ -175,6 +180,7 @@ func (c *Client) once(ctx context.Context, method, path string, query url.Values
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", method, path, err)
 	}
+	req.Header = c.auth.Clone()
 	req.Header.Set("Accept", "application/json")
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")

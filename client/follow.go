@@ -205,7 +205,7 @@ func (c *Client) DialWatch(ctx context.Context, root string, turns bool) (*webso
 
 // dial opens a WebSocket; pinged is told of the server's heartbeats.
 func (c *Client) dial(ctx context.Context, path string, query url.Values, pinged func()) (*websocket.Conn, error) {
-	opts := &websocket.DialOptions{HTTPClient: c.http, Subprotocols: []string{subprotocol}}
+	opts := &websocket.DialOptions{HTTPClient: c.http, HTTPHeader: c.auth.Clone(), Subprotocols: []string{subprotocol}}
 	if pinged != nil {
 		opts.OnPingReceived = func(context.Context, []byte) bool {
 			pinged()
@@ -230,6 +230,7 @@ func (c *Client) readSSE(ctx context.Context, id string, pos Position, take func
 	if err != nil {
 		return fmt.Errorf("open stream: %w", err)
 	}
+	req.Header = c.auth.Clone()
 	req.Header.Set("Accept", "text/event-stream")
 	resp, err := c.http.Do(req)
 	if err != nil {

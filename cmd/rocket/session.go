@@ -13,12 +13,13 @@ import (
 // remote is embedded by commands that talk to a server.
 type remote struct {
 	Server string `help:"Address of the server." default:"http://127.0.0.1:8080" env:"ROCKET_SERVER" placeholder:"URL"`
+	APIKey string `name:"api-key" help:"API key, where the server wants one; rather in the environment, where other users do not see it." env:"ROCKET_API_KEY" placeholder:"KEY"`
 }
 
 func (r remote) connect() (*client.Client, error) {
 	// One more attempt, not several: a person who waits wants to know soon that
 	// there is no server.
-	c, err := client.New(r.Server, client.Options{Retries: 1})
+	c, err := client.New(r.Server, client.Options{APIKey: r.APIKey, Retries: 1})
 	if err != nil {
 		return nil, usageError{err}
 	}

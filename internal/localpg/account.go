@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/user"
+	"path/filepath"
 	"strconv"
 	"syscall"
 )
@@ -73,4 +74,14 @@ func (e *InUseError) Error() string {
 		who += " (process " + e.PID + ")"
 	}
 	return fmt.Sprintf("%s uses this data directory (it holds %s): stop it or choose another directory", who, e.Path)
+}
+
+// RunningURL is a connection string for the ledger of a cluster that another
+// process runs: Start has said InUseError about dir.
+func RunningURL(dir string) (string, error) {
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return "", fmt.Errorf("find data directory %s: %w", dir, err)
+	}
+	return (&Cluster{sock: SocketDir(abs)}).URL(), nil
 }
