@@ -52,6 +52,11 @@ func (c *Client) Delete(ctx context.Context, id string, opts CallOptions) error 
 	return c.do(ctx, http.MethodDelete, sessionPath(id, ""), nil, nil, nil, opts)
 }
 
+// Prune deletes a session and everything forked from it, all or nothing.
+func (c *Client) Prune(ctx context.Context, id string, opts CallOptions) error {
+	return c.do(ctx, http.MethodDelete, sessionPath(id, ""), url.Values{"subtree": {"true"}}, nil, nil, opts)
+}
+
 // CloseSession makes a session read-only.
 func (c *Client) CloseSession(ctx context.Context, id string, opts CallOptions) (Session, error) {
 	return call[Session](ctx, c, http.MethodPost, sessionPath(id, "/close"), nil, nil, opts)

@@ -305,6 +305,10 @@ var fields = []field{
 	{path: "Event.last_seq", doc: "of turn.interrupted: events of older epochs past it never happened"},
 	{path: "Event.seq", doc: "dense per session, from 1"},
 	{path: "TokenRange.pieces", doc: "with pieces=true: what each token adds to text"},
+	{path: "Common.ancestor", null: true, doc: "the nearest session that both are or come from; null between different trees"},
+	{path: "Common.at", doc: "the lines are the same in [0, at)"},
+	{path: "Path.at", doc: "the lines of the two ends are the same in [0, at)"},
+	{path: "Path.ancestor", doc: "the node where the path turns; null between different trees"},
 	{path: "Usage.cached_tokens", doc: "prompt tokens that were not computed again"},
 }
 

@@ -156,6 +156,7 @@ func (s *Server) routes() error {
 	})
 	s.api = newAPI(router, s.opts.Version.Version)
 	s.registerSessions()
+	s.registerLineage()
 	s.registerTurns()
 	s.registerSystem()
 	s.registerStreams(router)

@@ -49,6 +49,12 @@ type mutateInput struct {
 	SessionInput
 }
 
+type deleteInput struct {
+	Mutation
+	SessionInput
+	Subtree bool `query:"subtree" doc:"delete everything forked from it too, all or nothing"`
+}
+
 type treeInput struct {
 	SessionInput
 	Depth optional[int] `query:"depth" minimum:"0" doc:"levels below the session; default all"`
@@ -84,7 +90,8 @@ func (s *Server) registerSessions() {
 	register(s, huma.Operation{OperationID: "patch-session", Method: http.MethodPatch, Path: pathSession,
 		Tags: []string{tagSessions}, Summary: "Change title, labels, TTL or pin"}, s.patchSession)
 	register(s, huma.Operation{OperationID: "delete-session", Method: http.MethodDelete, Path: pathSession, DefaultStatus: http.StatusNoContent,
-		Tags: []string{tagSessions}, Summary: "Delete a session", Description: "404 from then on. Tokens that children share stay until the last child goes; trees show the place."}, s.deleteSession)
+		Tags: []string{tagSessions}, Summary: "Delete a session", Description: "404 from then on; an open turn is cancelled. Tokens that children share stay until the last child goes; trees show the place. " +
+			fmt.Sprintf("With subtree=true all descendants go with it, in one transaction; subtrees of more than %d sessions are refused.", sessions.PruneMax)}, s.deleteSession)
 	register(s, huma.Operation{OperationID: "close-session", Method: http.MethodPost, Path: pathClose,
 		Tags: []string{tagSessions}, Summary: "Close a session", Description: "It can be read but not advanced or forked any more."}, s.closeSession)
 	register(s, huma.Operation{OperationID: "get-tree", Method: http.MethodGet, Path: "/v1/sessions/{id}/tree",
@@ -142,10 +149,15 @@ func (s *Server) patchSession(ctx context.Context, in *patchInput) (*body[sessio
 	return answer(s, session, err)
 }
 
-func (s *Server) deleteSession(ctx context.Context, in *mutateInput) (*struct{}, error) {
-	c, err := call(ctx, in.IdempotencyKey, routeOf(http.MethodDelete, pathSession, in.ID), nil, false)
+func (s *Server) deleteSession(ctx context.Context, in *deleteInput) (*struct{}, error) {
+	var request any // as before there were subtrees: keys of then must still match
+	remove := s.manager.Delete
+	if in.Subtree {
+		request, remove = map[string]bool{"subtree": true}, s.manager.Prune
+	}
+	c, err := call(ctx, in.IdempotencyKey, routeOf(http.MethodDelete, pathSession, in.ID), request, false)
 	if err == nil {
-		err = s.manager.Delete(ctx, c, in.ID)
+		err = remove(ctx, c, in.ID)
 	}
 	if err != nil {
 		return nil, s.problem(err)

@@ -36,7 +36,7 @@ func (m *Manager) Prune(ctx context.Context, call Call, id string) error {
 		if err != nil {
 			return struct{}{}, err
 		}
-		return struct{}{}, m.prune(ctx, call.Tenant, u, save)
+		return struct{}{}, m.prune(ctx, call.Tenant, u, audited(call, auditSessionDeleted, id, save))
 	})
 	return err
 }
