@@ -138,17 +138,23 @@ func (n *node) stays(t Tier) bool { return n.on(t) && !n.leaving(t) }
 // evictable says whether the page may be picked from the tier: a faster tier has
 // it too, or nobody uses it and nothing that is on this tier or a faster one
 // hangs on it. (Device snapshots do not keep their page: it can go to the host
-// without them.)
+// without them.) What has hanging on it on the disk stays there in any case: after
+// a restart nothing else leads to it.
 func (n *node) evictable(t Tier) bool {
 	switch {
 	case !n.on(t) || n.ticket != 0 || n.gone:
 		return false
 	case n.faster(t):
-		return true
+		return t != Disk || !n.leads()
 	case n.locks > 0:
 		return false
 	}
 	return !n.carries(t)
+}
+
+// leads says whether a page below, or a snapshot on the page, stays on the disk.
+func (n *node) leads() bool {
+	return n.below[Disk] > 0 || slices.ContainsFunc(n.snaps, func(s *snap) bool { return s.stays(Disk) })
 }
 
 // carries says whether something below the page, or a snapshot on it if the tier

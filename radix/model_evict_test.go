@@ -48,6 +48,21 @@ func (x *machine) carries(n string, tier Tier) bool {
 	return false
 }
 
+// leads says whether something stays on the disk that a restart could not reach without the page.
+func (x *machine) leads(n string) bool {
+	for o, q := range x.mp {
+		if o != n && strings.HasPrefix(o, n) && q.stays(Disk) {
+			return true
+		}
+	}
+	for o, s := range x.ms {
+		if strings.HasPrefix(o, n) && nameLen(o) < nameLen(n)+PageTokens && s.on(Disk) && (s.flying == nil || s.flying.ev.From != Disk) {
+			return true
+		}
+	}
+	return false
+}
+
 // picked checks an eviction against the entry it names, and takes it in flight.
 func (x *machine) picked(t *rapid.T, ev Eviction) string {
 	fl := &modelFlight{ev: ev}
@@ -88,7 +103,7 @@ func (x *machine) leaves(tier Tier) []string {
 	for n, p := range x.mp {
 		switch {
 		case !p.on(tier) || p.flying != nil || tier == Device && x.pages.Refs(p.dev) > 1:
-		case within(p, Device, tier), !x.pageLocked(n) && !x.carries(n, tier):
+		case within(p, Device, tier) && (tier != Disk || !x.leads(n)), !within(p, Device, tier) && !x.pageLocked(n) && !x.carries(n, tier):
 			out = append(out, n)
 		}
 	}
