@@ -159,7 +159,7 @@ func (e *Engine) preempt(s *Seq) {
 // alone reports whether nobody else holds anything that could be freed by waiting: no other run, no detach, restore or
 // fork under way. The command that ends one of those wakes the loop.
 func (e *Engine) alone(r *Run) bool {
-	if e.detaching > 0 || len(e.marks) > 0 {
+	if e.holding > 0 || len(e.marks) > 0 {
 		return false
 	}
 	for s := range e.seqs {
@@ -176,13 +176,14 @@ func (e *Engine) alone(r *Run) bool {
 }
 
 // parkIdle moves the idle timeline other than s that was used longest ago to the tree, if one holds device memory.
+// Pinned ones come last: the tree keeps what their pins name, but they hold more than that.
 func (e *Engine) parkIdle(s *Seq) bool {
 	var oldest *Seq
 	for other := range e.seqs {
-		if other == s || other.run != nil || other.cold || other.moving || other.pinned || e.batch.has(other) {
+		if other == s || other.run != nil || other.cold || other.moving || e.batch.has(other) {
 			continue
 		}
-		if oldest == nil || other.used < oldest.used {
+		if oldest == nil || other.pinned != oldest.pinned && oldest.pinned || other.pinned == oldest.pinned && other.used < oldest.used {
 			oldest = other
 		}
 	}

@@ -74,8 +74,12 @@ func (e *Engine) stow(ctx context.Context, ns string, line []int32, to Tier) (re
 	consumed := line[:len(line)-1]
 	if to == TierHost {
 		err = e.stowOnHost(ctx, ns, consumed)
-	} else if err = e.stowOnDisk(ctx, ns, consumed, radix.Device); err == nil {
-		if err = e.stowOnDisk(ctx, ns, consumed, radix.Host); err == nil {
+	} else {
+		var all, rest bool
+		if all, err = e.stowOnDisk(ctx, ns, consumed, radix.Device); err == nil {
+			rest, err = e.stowOnDisk(ctx, ns, consumed, radix.Host)
+		}
+		if err == nil && all && rest { // else there is no room for more
 			err = e.keepOnDisk(ctx, ns, line)
 		}
 	}
@@ -90,7 +94,7 @@ func (e *Engine) stowOnHost(ctx context.Context, ns string, consumed []int32) er
 	job := &copying{}
 	var room *copying // what goes from the host to the disk first
 	if err := e.do(ctx, func() {
-		e.detaching++
+		e.holding++
 		job.victims = e.forest.EvictPath(ns, consumed, radix.Device)
 		if over := e.hostOver(job.victims); over > 0 && e.disk != nil {
 			room = e.beginCopying(e.forest.EvictHost(over, e.now()))
@@ -109,20 +113,22 @@ func (e *Engine) stowOnHost(ctx context.Context, ns string, consumed []int32) er
 	outcomes := make([]outcome, len(job.victims))
 	parallel(len(outcomes), func(i int) { outcomes[i] = e.toHost(job.victims[i]) })
 	return e.do(context.WithoutCancel(ctx), func() {
-		e.detaching--
+		e.holding--
 		_ = e.settle(job, outcomes) // what was not copied stays
 		e.spool()
 	})
 }
 
-func (e *Engine) stowOnDisk(ctx context.Context, ns string, consumed []int32, from radix.Tier) error {
+// stowOnDisk says whether everything that only this line had on the tier went.
+func (e *Engine) stowOnDisk(ctx context.Context, ns string, consumed []int32, from radix.Tier) (all bool, err error) {
 	job := &copying{}
 	if err := e.do(ctx, func() {
-		e.detaching++
+		e.holding++
 		job.victims = e.forest.EvictPath(ns, consumed, from)
+		shallowFirst(job.victims)
 		job.freed = e.diskRoom(job.victims)
 	}); err != nil {
-		return err
+		return false, err
 	}
 	var c chains
 	c.follow(ns, consumed)
@@ -130,10 +136,11 @@ func (e *Engine) stowOnDisk(ctx context.Context, ns string, consumed []int32, fr
 		job.records = append(job.records, c.record(consumed[:v.At], v))
 	}
 	outcomes := e.copyToDisk(ctx, job)
-	return e.do(context.WithoutCancel(ctx), func() {
-		e.detaching--
-		_ = e.settle(job, outcomes) // what was not copied stays
+	err = e.do(context.WithoutCancel(ctx), func() {
+		e.holding--
+		all = e.settle(job, outcomes) == nil // what was not copied stays
 	})
+	return all, err
 }
 
 // keepOnDisk gives what the line shares with others, and so stays where it is, a copy on disk: without it what is there
@@ -143,20 +150,15 @@ func (e *Engine) keepOnDisk(ctx context.Context, ns string, line []int32) error 
 	if err := e.do(ctx, func() { e.beginKeeping(k, ns, line) }); err != nil {
 		return err
 	}
-	e.dropOnDisk(k.freed)
-	handles := make([]int64, len(k.entries))
-	errs := make([]error, len(k.entries))
-	parallel(len(handles), func(i int) {
-		o := e.toDisk(ctx, k.entries[i], k.records[i])
-		handles[i], errs[i] = o.handle, o.err
-	})
+	outcomes := e.copyToDisk(ctx, &k.copying)
+	errs := make([]error, len(outcomes))
 	return e.do(context.WithoutCancel(ctx), func() {
-		e.detaching--
-		for i, r := range k.records {
-			if errs[i] == nil {
-				if err := e.restore(&tier.Stored{Record: r, Handle: handles[i]}, line[:r.At]); err != nil {
-					errs[i] = err
-					k.unused = append(k.unused, handles[i])
+		e.holding--
+		for i, o := range outcomes {
+			r := k.records[i]
+			if errs[i] = o.err; o.err == nil {
+				if errs[i] = e.restore(&tier.Stored{Record: r, Handle: o.handle}, line[:r.At]); errs[i] != nil {
+					k.unused = append(k.unused, o.handle)
 				}
 			}
 		}
@@ -174,20 +176,19 @@ func (e *Engine) keepOnDisk(ctx context.Context, ns string, line []int32) error 
 // keeping is a copy of shared entries to the disk under way. Nothing leaves its tier, so no eviction is picked; the
 // lock keeps the entries where they are.
 type keeping struct {
-	lock          radix.Lock
-	entries       []radix.Eviction // places of bytes only
-	records       []tier.Record
-	freed, unused []int64
+	copying // its victims are places of bytes only
+	lock    radix.Lock
+	unused  []int64
 }
 
 func (e *Engine) beginKeeping(k *keeping, ns string, line []int32) {
-	e.detaching++
+	e.holding++
 	m := &e.match
 	e.forest.Match(ns, line, m)
 	k.lock = e.forest.Lock(m)
 	e.chains.follow(ns, line[:len(line)-1])
 	add := func(at int, v radix.Eviction) {
-		k.entries = append(k.entries, v)
+		k.victims = append(k.victims, v)
 		k.records = append(k.records, e.chains.record(line[:at], v))
 	}
 	for i, p := range m.Pages {
@@ -198,7 +199,7 @@ func (e *Engine) beginKeeping(k *keeping, ns string, line []int32) {
 	if s := m.Snapshot; m.Found && s.Disk == 0 {
 		add(s.At, radix.Eviction{Snapshot: true, Slot: s.Slot, Page: s.Tail, Host: s.Host, Bytes: int64(e.layout.SlotStride + e.layout.PageStride)})
 	}
-	k.freed = e.diskRoom(k.entries)
+	k.freed = e.diskRoom(k.victims)
 }
 
 // residencyOf counts where a line's consumed tokens are now.

@@ -398,3 +398,59 @@ func TestSharedPagesAreOnDiskToo(t *testing.T) {
 	b, _ := turn(t, e, back, line, 2)
 	sameLogits(t, "after the restart", a, b, 2)
 }
+
+// diskOf gives a test engine a disk tier with room for so many pages.
+func diskOf(dir string, pages int) func(*Options) {
+	return func(o *Options) {
+		o.DiskDir = dir
+		o.DiskBytes = int64(pages*(o.Model.Layout().SlabBytes+2*4096) + 4096)
+	}
+}
+
+// TestFullDiskKeepsWholeBeginnings: what goes from a full disk leaves nothing behind that a restart could not reach,
+// although the device has a copy of its beginning.
+func TestFullDiskKeepsWholeBeginnings(t *testing.T) {
+	dir := t.TempDir()
+	e := newTestEngine(t, 96, 48, diskOf(dir, 40))
+	r := rand.New(rand.NewPCG(59, 60))
+	root := randomLine(r, 700)
+	twin, _ := open(t, e, root)
+	turn(t, e, twin, root, 1)
+	for i := range 8 {
+		line := randomLine(r, 300)
+		if i%3 == 0 {
+			line = append(slices.Clone(root[:640]), line...)
+		}
+		s, _ := open(t, e, line)
+		turn(t, e, s, line, 1)
+		if _, err := e.Detach(t.Context(), s, TierDisk); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := e.disk.Len()
+	e = restart(t, e, 96, 48, diskOf(dir, 40))
+	if got := e.disk.Len(); before == 0 || got != before {
+		t.Errorf("%d of %d records could be reached", got, before)
+	}
+}
+
+// TestLineLongerThanTheDisk: the disk gets its beginning, which is of use after a restart; the rest stays.
+func TestLineLongerThanTheDisk(t *testing.T) {
+	dir := t.TempDir()
+	e := newTestEngine(t, 96, 48, diskOf(dir, 30))
+	line := randomLine(rand.New(rand.NewPCG(61, 60)), 3000)
+	s, _ := open(t, e, line)
+	turn(t, e, s, line, 1)
+	res, err := e.Detach(t.Context(), s, TierDisk)
+	if err != nil || res.Disk == 0 || res.Device == 0 {
+		t.Fatalf("residency %+v, error %v", res, err)
+	}
+	before := e.disk.Len()
+	e = restart(t, e, 96, 48, diskOf(dir, 30))
+	if got := e.disk.Len(); got != before {
+		t.Errorf("%d of %d records could be reached", got, before)
+	}
+	if _, got := open(t, e, line); got.Disk == 0 {
+		t.Errorf("restored %+v", got)
+	}
+}

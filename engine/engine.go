@@ -66,7 +66,7 @@ type Engine struct {
 	spacing        int   // tokens between snapshots inside long prompts and answers, a multiple of a page
 	seqs           map[*Seq]struct{}
 	marks          map[*Mark]struct{}
-	detaching      int // detaches whose copies are under way
+	holding        int // detaches and cache checks under way: what they hold becomes free when they end
 	queue, running []*Run
 	behind         []*Seq // timelines filled behind Open
 	batch          batch

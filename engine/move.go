@@ -326,11 +326,23 @@ func (e *Engine) beginCopying(victims []radix.Eviction) *copying {
 	return j
 }
 
-// copyToDisk copies, anywhere.
+// copyToDisk copies, anywhere, as many as there is room for from the first on.
 func (e *Engine) copyToDisk(ctx context.Context, j *copying) []outcome {
 	e.dropOnDisk(j.freed)
 	outcomes := make([]outcome, len(j.victims))
-	parallel(len(outcomes), func(i int) { outcomes[i] = e.toDisk(ctx, j.victims[i], j.records[i]) })
+	room := e.disk.Max() - e.disk.Bytes()
+	for i, v := range j.victims {
+		if v.Disk == 0 {
+			if room -= e.disk.Cost(v.Bytes); room < 0 {
+				outcomes[i].err = tier.ErrFull
+			}
+		}
+	}
+	parallel(len(outcomes), func(i int) {
+		if outcomes[i].err == nil {
+			outcomes[i] = e.toDisk(ctx, j.victims[i], j.records[i])
+		}
+	})
 	return outcomes
 }
 

@@ -194,3 +194,32 @@ func TestPinKeepsALineOnTheDevice(t *testing.T) {
 	b, _ := cold(t, e, lines[1], 2)
 	sameLogits(t, "after eviction", a, b, 2)
 }
+
+// TestPinnedTimelinesGiveWay: a pin keeps what the tree has of a line. What a pinned timeline holds beside that, the
+// state at its end above all, is nobody's promise: else pins of half the states could take all of them.
+func TestPinnedTimelinesGiveWay(t *testing.T) {
+	e := newTestEngine(t, 64, 8, nil)
+	r := rand.New(rand.NewPCG(73, 74))
+	var lines [][]int32
+	for range 4 {
+		line := randomLine(r, 200)
+		s, _ := open(t, e, line)
+		for s.Residency().Device < len(line)-1 { // filled behind
+			e.Stats()
+		}
+		e.Pin(s, true)
+		lines = append(lines, line)
+	}
+	other := randomLine(r, 200)
+	s, _ := open(t, e, other)
+	turn(t, e, s, other, 2)
+	if err := e.do(t.Context(), func() {
+		for i, line := range lines {
+			if e.forest.Match("", line[:130], &e.match); e.match.Device != 128 || e.match.Start() != 128 || e.match.Snapshot.Slot == radix.None {
+				t.Errorf("pinned line %d: %+v", i, e.match)
+			}
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -100,6 +100,77 @@ func TestCheckCacheFindsWhatIsWrong(t *testing.T) {
 	}
 }
 
+// TestCheckCacheForgivesACopyThatLeaves: a copy on the host may go while it is looked for, because the device has the
+// state too. That is no mismatch.
+func TestCheckCacheForgivesACopyThatLeaves(t *testing.T) {
+	e := newTestEngine(t, 64, 32, nil)
+	line := cached(t, e, 63)[0]
+	if _, err := e.Stow(t.Context(), line, "", TierHost); err != nil {
+		t.Fatal(err)
+	}
+	open(t, e, line) // now it is on both
+	a := &audit{}
+	if err := e.do(t.Context(), func() {
+		e.forest.Match("", line, &e.match)
+		a.line = line[:e.match.Start()]
+		if !e.beginAudit(a) || a.target.Slot == radix.None || a.target.Host == 0 {
+			t.Errorf("the snapshot is not on both tiers: %+v", a.target)
+		}
+		for _, v := range e.forest.EvictHost(1<<40, e.now()) {
+			e.forest.Dropped(v)
+		}
+		e.letGo()
+	}); err != nil {
+		t.Fatal(err)
+	}
+	out := CacheCheck{}
+	if faults := e.auditStored(a, &out); len(faults) != 0 || out.Stored != 0 {
+		t.Errorf("%d copies verified, faults %q", out.Stored, faults)
+	}
+	if err := e.do(t.Context(), func() { e.endAudit(a) }); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestCheckedTimelineStaysWhileCompared: its state is read off the loop, so it must not be parked for somebody's room.
+func TestCheckedTimelineStaysWhileCompared(t *testing.T) {
+	e := newTestEngine(t, 64, 32, nil)
+	a := &audit{line: cached(t, e, 64)[2][:130]}
+	a.line = a.line[:128]
+	var job *restoring
+	if err := e.do(t.Context(), func() {
+		if !e.beginAudit(a) {
+			t.Error("no snapshot at the page edge")
+			return
+		}
+		job = e.beginAuditSeq(a)
+	}); err != nil || job == nil {
+		t.Fatalf("job %v, error %v", job, err)
+	}
+	e.copyIn(job)
+	if err := e.do(t.Context(), func() {
+		e.endRestore(a.seq, job)
+		e.fill(a)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	<-a.filled
+	if err := e.do(t.Context(), func() {
+		if _, _, full := e.beginComparing(a); !full {
+			t.Error("nothing to compare")
+		}
+		if e.parkIdle(nil) {
+			t.Error("parked while its bytes are read")
+		}
+		if e.alone(&Run{seq: a.seq}) {
+			t.Error("a turn without room would fail rather than wait for the check's end")
+		}
+		e.endAudit(a)
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func flip(t *testing.T, read, write func(int, []byte) error, at int) {
 	t.Helper()
 	b := make([]byte, 1)

@@ -107,7 +107,7 @@ func (e *Engine) Save(ctx context.Context) (int, error) {
 	}); err != nil {
 		return 0, err
 	}
-	slices.SortStableFunc(victims, func(a, b radix.Eviction) int { return a.At - b.At })
+	shallowFirst(victims)
 	saved := 0
 	var failed error
 	for batch := range slices.Chunk(victims, saveBatch) {
@@ -130,6 +130,20 @@ func (e *Engine) Save(ctx context.Context) (int, error) {
 		}
 	}
 	return saved, failed
+}
+
+// shallowFirst orders what goes to the disk so that, should room or time run out, what got there can be reached after a
+// restart: what lies further up a line first.
+func shallowFirst(victims []radix.Eviction) {
+	slices.SortStableFunc(victims, func(a, b radix.Eviction) int {
+		if a.At == b.At && a.Snapshot != b.Snapshot { // a state hangs on the page that ends there
+			if a.Snapshot {
+				return 1
+			}
+			return -1
+		}
+		return a.At - b.At
+	})
 }
 
 // saveBatch is how many entries are handed to the disk at once.
