@@ -6,11 +6,11 @@ import (
 	"rocket/kernels"
 )
 
-// Strides: a page's slab is padded to pageAlign, so that tiers and devices move whole blocks; a slot to slotAlign, a
-// cache line. recordRows is the length of the raw-record ring that verifying drafts will need: none today.
+// Strides: a page's slab is padded to pageAlign, a slot to slotAlign, so that tiers and devices move whole blocks in place.
+// recordRows is the length of the raw-record ring that verifying drafts will need: none today.
 const (
 	pageAlign  = 64 << 10
-	slotAlign  = 64
+	slotAlign  = 4096
 	recordRows = 0
 )
 

@@ -212,8 +212,10 @@ func (o StreamOptions) connect(ctx context.Context, id string, n int) ([]*reader
 		})
 	}
 	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
-		return out, fmt.Errorf("connect: %w", err)
+	for i, err := range errs {
+		if err != nil {
+			return out, fmt.Errorf("connect reader %d of %d: %w", i+1, n, err)
+		}
 	}
 	return out, nil
 }
