@@ -66,8 +66,8 @@ type Engine struct {
 	spacing        int   // tokens between snapshots inside long prompts and answers, a multiple of a page
 	seqs           map[*Seq]struct{}
 	marks          map[*Mark]struct{}
-	holding        int // detaches and cache checks under way: what they hold becomes free when they end
-	queue, running []*Run
+	holding        int    // detaches and cache checks under way: what they hold becomes free when they end
+	queue, running []*Run // running: in order of admission, which is Run.order
 	behind         []*Seq // timelines filled behind Open
 	batch          batch
 	match          radix.Match // scratch
@@ -75,6 +75,8 @@ type Engine struct {
 	line           []int32     // scratch
 	chains         chains      // scratch
 	spooling       bool        // host copies are on their way to the disk
+	admitted       turns       // namespaces, by when the batch last took a run of theirs
+	prefilled      turns       // namespaces, by their last rows of prefill
 	order          int64
 	retry          bool // this step made room without finding work: look again instead of sleeping
 	stats          Stats
@@ -242,7 +244,7 @@ func (e *Engine) start(s *Seq, r *Run, line []int32) error {
 		return ErrClosed
 	case s.run != nil:
 		return ErrBusy
-	case len(e.queue) >= e.opts.QueueLen:
+	case e.queueFull(s.ns):
 		return ErrQueueFull
 	case len(line) < len(s.line) || !slices.Equal(line[:len(s.line)], s.line):
 		return ErrLine
@@ -250,7 +252,7 @@ func (e *Engine) start(s *Seq, r *Run, line []int32) error {
 	s.line = append(s.line, line[len(s.line):]...)
 	s.mark(r.req.Mark)
 	e.order++
-	r.order, s.used = e.order, e.order
+	s.used = e.order
 	s.run = r
 	r.state.Usage.PromptTokens = len(line)
 	if !s.cold && !s.moving && !s.fresh { // a sibling may have computed this prompt already

@@ -112,11 +112,15 @@ func (e *Engine) sweep() {
 	}
 }
 
-// admit moves queued runs into the running set, oldest first, while there is a place.
+// admit moves queued runs into the running set while there is a place, by turns of their namespaces.
 func (e *Engine) admit() {
 	for len(e.queue) > 0 && len(e.running) < e.opts.MaxSeqs {
-		r := e.queue[0]
-		e.queue = e.queue[1:]
+		i := e.nextQueued()
+		r := e.queue[i]
+		e.queue = slices.Delete(e.queue, i, i+1)
+		e.admitted.took(r.seq.ns)
+		e.order++
+		r.order = e.order
 		e.running = append(e.running, r)
 		r.setPhase(Prefilling)
 	}
@@ -150,8 +154,9 @@ func (b *batch) add(s *Seq, rows int, out *Run) {
 	}
 }
 
-// step makes one batch and runs it: a row for every decoding run, then prefill chunks of the runs in order of
-// admission, then of timelines that are filled behind Open. It returns false when there was nothing to do.
+// step makes one batch and runs it: a row for every decoding run, then prefill chunks of the runs, then of timelines
+// that are filled behind Open, both by turns of their namespaces and inside one in order of admission. It returns false
+// when there was nothing to do.
 func (e *Engine) step() bool {
 	b := &e.batch
 	b.reset()
@@ -161,20 +166,24 @@ func (e *Engine) step() bool {
 			e.schedule(r.seq, r, 1)
 		}
 	}
-	for _, r := range slices.Clone(e.running) {
+	for _, r := range byPrefill(e, e.running, runNamespace) {
 		if budget := e.opts.PrefillRows - len(b.Tokens); budget > 0 && !b.has(r.seq) && !r.held() && !r.seq.moving {
-			e.schedule(r.seq, r, budget)
+			if e.schedule(r.seq, r, budget); b.has(r.seq) {
+				e.prefilled.took(r.seq.ns)
+			}
 		}
 	}
 	prefilling := 0
-	for _, s := range slices.Clone(e.behind) {
+	for _, s := range byPrefill(e, e.behind, seqNamespace) {
 		budget := e.opts.PrefillRows - len(b.Tokens)
 		if s.run != nil || s.moving {
 			continue
 		}
 		prefilling++
 		if budget > 0 {
-			e.schedule(s, nil, budget)
+			if e.schedule(s, nil, budget); b.has(s) {
+				e.prefilled.took(s.ns)
+			}
 		}
 	}
 	e.stats.Prefilling = prefilling
