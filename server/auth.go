@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/danielgtaylor/huma/v2"
 	"github.com/go-chi/chi/v5"
 
 	"rocket/sessions"
@@ -31,6 +32,28 @@ var openRoutes = map[string]bool{
 // adminRoutes are about the whole server, so they want an admin key. That a
 // call comes from this machine is no key: it may be a proxy that calls.
 var adminRoutes = map[string]bool{"/metrics": true, "/v1/stats": true, "/v1/check-cache": true}
+
+// describeSecurity says in the API's description how a key is sent. Calls
+// without one are listed too, since a server need not want any.
+func describeSecurity(api *huma.OpenAPI) {
+	api.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
+		"bearer": {Type: "http", Scheme: "bearer", Description: "An API key of rocket key create, where the server wants one. " +
+			"In a browser's WebSocket it is an entry " + keyProtocol + "KEY of Sec-WebSocket-Protocol, beside " + subprotocol + "."},
+		"x-api-key": {Type: "apiKey", In: "header", Name: "x-api-key", Description: "The same key in another header."},
+	}
+	key := []map[string][]string{{"bearer": {}}, {"x-api-key": {}}, {}}
+	for path, item := range api.Paths {
+		for _, op := range []*huma.Operation{item.Get, item.Post, item.Patch, item.Delete, item.Put} {
+			if op == nil || openRoutes[path] {
+				continue
+			}
+			op.Security = key
+			if adminRoutes[path] {
+				op.Description = strings.TrimSpace(op.Description + " Where the server wants keys, an admin one.")
+			}
+		}
+	}
+}
 
 type callerKey struct{}
 

@@ -72,7 +72,9 @@ type world struct {
 	engine  *engine.Engine
 	api     *client.Client
 	base    string
-	stop    func() // drains and waits; may be called twice
+	url     string        // of the database
+	lines   *lockedBuffer // what the server logs
+	stop    func()        // drains and waits; may be called twice
 }
 
 type worldOptions struct {
@@ -80,6 +82,8 @@ type worldOptions struct {
 	engine   engine.Options
 	listener func(net.Listener) net.Listener
 	database func(url string) string // may put something before the database
+	keyFresh time.Duration
+	logLevel slog.Leveler // default: warnings
 }
 
 func start(t testing.TB, opts worldOptions) *world {
@@ -104,7 +108,10 @@ func start(t testing.TB, opts worldOptions) *world {
 		e.Close()
 	})
 	var lines lockedBuffer
-	logger := slog.New(slog.NewTextHandler(&lines, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	if opts.logLevel == nil {
+		opts.logLevel = slog.LevelWarn
+	}
+	logger := slog.New(slog.NewTextHandler(&lines, &slog.HandlerOptions{Level: opts.logLevel}))
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("log of the server:\n%s", lines.String())
@@ -114,7 +121,7 @@ func start(t testing.TB, opts worldOptions) *world {
 	if opts.database != nil {
 		url = opts.database(url)
 	}
-	m, err := sessions.Open(t.Context(), sessions.Options{DatabaseURL: url, Engine: e, Template: l.template, Log: logger})
+	m, err := sessions.Open(t.Context(), sessions.Options{DatabaseURL: url, Engine: e, Template: l.template, Log: logger, KeyFreshFor: opts.keyFresh})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +149,7 @@ func start(t testing.TB, opts worldOptions) *world {
 		t.Fatal(err)
 	}
 	var once sync.Once
-	w := &world{t: t, server: s, manager: m, engine: e, api: api, base: base}
+	w := &world{t: t, server: s, manager: m, engine: e, api: api, base: base, url: url, lines: &lines}
 	w.stop = func() {
 		once.Do(func() {
 			cancel()

@@ -8,6 +8,9 @@
 //   - A socket has one writer goroutine. Readers of events hold an offset into
 //     the log, so that a slow one only lags, and past a bound is closed with
 //     1013 and the last seq it got.
+//   - Who calls is known before anything is done for them, and every call is
+//     that tenant's. Of another tenant's ids nothing can be learnt, not even
+//     that they exist. API keys are in no log, error or answer.
 //   - Events are never merged here: every reader sees the same seq numbers.
 //   - Errors become HTTP in one place, errors.go.
 //   - Every goroutine ends when its request or Serve ends.
@@ -161,6 +164,7 @@ func (s *Server) routes() error {
 	s.registerSystem()
 	s.registerStreams(router)
 	describeSchemas(s.api.OpenAPI())
+	describeSecurity(s.api.OpenAPI())
 	if err := s.buildDocs(); err != nil {
 		return err
 	}
