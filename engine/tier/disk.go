@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"sync"
-	"syscall"
 )
 
 // Errors of the disk store alone.
@@ -108,6 +107,7 @@ type Disk struct {
 	size    int64             // guarded by mu; bytes of all segment files
 	slots   int               // guarded by mu; chunks of all segments
 	free    int               // guarded by mu; those of them that are free
+	refused bool              // guarded by mu; the file system had no room for the segment that was tried last
 	lost    []chunk           // guarded by mu; those given up: they count as used
 	last    int64             // guarded by mu; the last handle given out
 	records map[int64]*record // guarded by mu
@@ -177,7 +177,7 @@ func (d *Disk) Put(ctx context.Context, r Record, parts ...[]byte) (int64, error
 	d.gate.RLock()
 	defer d.gate.RUnlock()
 	handle, err := d.put(ctx, r, parts)
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+	if noRoom(err) {
 		err = fmt.Errorf("%w: %w", ErrFull, err)
 	}
 	if err != nil {
@@ -342,11 +342,16 @@ func (d *Disk) Bytes() int64 {
 	return int64(d.slots-d.free) * (blockBytes + d.chunk)
 }
 
-// Max is the part of MaxBytes that records can fill.
+// Max is the part of MaxBytes that records can fill. After the file system has refused a segment it is what the present
+// ones hold, until another try succeeds.
 func (d *Disk) Max() int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return int64(d.slots+d.fit(d.o.MaxBytes-d.size)) * (blockBytes + d.chunk)
+	slots := d.slots
+	if !d.refused {
+		slots += d.fit(d.o.MaxBytes - d.size)
+	}
+	return int64(slots) * (blockBytes + d.chunk)
 }
 
 // Len is the number of records.

@@ -144,10 +144,10 @@ func work(t *testing.T, d *Disk, live map[int64]int, dropped map[int64]bool, uns
 	base := len(live) + len(dropped) + *unsure
 	for n := base; n < base+5; n++ {
 		r := testRecord(n, n%3)
-		before := d.Bytes()
+		before, most := d.Bytes(), d.Max()
 		h, err := d.Put(t.Context(), r, testPayload(r, uint64(n))...)
 		if err != nil {
-			full := d.Bytes()+d.Cost(total(testPayload(r, 1))) > d.Max()
+			full := d.Bytes()+d.Cost(total(testPayload(r, 1))) > most
 			want := full || injected == syscall.ENOSPC
 			if errors.Is(err, ErrFull) != want || !full && !errors.Is(err, injected) || d.Bytes() != before {
 				t.Errorf("put: %v, %d bytes before, %d after", err, before, d.Bytes())
@@ -210,6 +210,9 @@ func TestDiskKeepsGoingWithoutRoom(t *testing.T) {
 	if _, err := d.Put(t.Context(), c, testPayload(c, 3)...); !errors.Is(err, ErrFull) {
 		t.Fatalf("put: %v", err)
 	}
+	if cost := d.Cost(total(testPayload(c, 3))); d.Bytes()+cost <= d.Max() {
+		t.Errorf("%d bytes of %d with room for %d: nobody would make room for what was refused", d.Bytes(), d.Max(), cost)
+	}
 	if err := sameBytes(d, ha, a, 1); err != nil {
 		t.Error(err)
 	}
@@ -219,6 +222,13 @@ func TestDiskKeepsGoingWithoutRoom(t *testing.T) {
 	hc := put(t, d, c, 3)
 	if err := sameBytes(d, hc, c, 3); err != nil {
 		t.Error(err)
+	}
+	bounded := d.Max()
+	full = false
+	put(t, d, testRecord(4, 1), 4)
+	put(t, d, testRecord(5, 2), 5)
+	if d.Max() <= bounded {
+		t.Errorf("Max is still %d after the file system had room again", d.Max())
 	}
 	if err := d.Check(); err != nil {
 		t.Error(err)

@@ -1,11 +1,13 @@
 package tier
 
 import (
+	"errors"
 	"fmt"
 	"math/bits"
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"unsafe"
 )
 
@@ -168,13 +170,13 @@ func (d *Disk) grow(need int) error {
 		return fmt.Errorf("%d chunks of %d bytes beside %d of %d: %w", need, d.chunk, used, max, ErrFull)
 	}
 	s, err := d.create(number, d.slotsIn(min(room, d.o.SegmentBytes)))
-	if err != nil {
-		return err
-	}
 	d.mu.Lock()
-	d.addLocked(s)
-	d.mu.Unlock()
-	return nil
+	defer d.mu.Unlock()
+	d.refused = noRoom(err)
+	if err == nil {
+		d.addLocked(s)
+	}
+	return err
 }
 
 func (d *Disk) addLocked(s *segment) {
@@ -241,6 +243,8 @@ func (d *Disk) openFlags() int {
 	}
 	return 0
 }
+
+func noRoom(err error) bool { return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) }
 
 func alignUp(n int64) int64 { return (n + blockBytes - 1) / blockBytes * blockBytes }
 
