@@ -188,16 +188,19 @@ func (e *Engine) beginKeeping(k *keeping, ns string, line []int32) {
 	k.lock = e.forest.Lock(m)
 	e.chains.follow(ns, line[:len(line)-1])
 	add := func(at int, v radix.Eviction) {
+		if v.Page != radix.None || v.Slot != radix.None {
+			v.Host = 0 // the lock keeps the device's copy, and lets the host's go
+		}
 		k.victims = append(k.victims, v)
 		k.records = append(k.records, e.chains.record(line[:at], v))
 	}
 	for i, p := range m.Pages {
 		if p.Disk == 0 {
-			add((i+1)*radix.PageTokens, radix.Eviction{Page: p.Device, Slot: radix.None, Host: p.Host, Bytes: int64(e.layout.PageStride)})
+			add((i+1)*radix.PageTokens, radix.Eviction{Page: p.Device, Slot: radix.None, Host: p.Host})
 		}
 	}
 	if s := m.Snapshot; m.Found && s.Disk == 0 {
-		add(s.At, radix.Eviction{Snapshot: true, Slot: s.Slot, Page: s.Tail, Host: s.Host, Bytes: int64(e.layout.SlotStride + e.layout.PageStride)})
+		add(s.At, radix.Eviction{Snapshot: true, At: s.At, Slot: s.Slot, Page: s.Tail, Host: s.Host, MTPValidFrom: s.MTPValidFrom})
 	}
 	k.freed = e.diskRoom(k.victims)
 }

@@ -454,3 +454,33 @@ func TestLineLongerThanTheDisk(t *testing.T) {
 		t.Errorf("restored %+v", got)
 	}
 }
+
+// TestDiskRoomIsWhatIsNeeded: room is made for what will be written, in the disk's units, not for what the device pads
+// it to; and enough of it.
+func TestDiskRoomIsWhatIsNeeded(t *testing.T) {
+	e := newTestEngine(t, 96, 48, diskOf(t.TempDir(), 40))
+	r := rand.New(rand.NewPCG(63, 60))
+	page, state := radix.Eviction{At: 128}, radix.Eviction{Snapshot: true, At: 130}
+	for range 6 {
+		line := randomLine(r, 500)
+		s, _ := open(t, e, line)
+		turn(t, e, s, line, 1)
+		if _, err := e.Detach(t.Context(), s, TierDisk); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, v := range []radix.Eviction{page, state, page, page} {
+		var freed, none []int64
+		if err := e.do(t.Context(), func() { freed = e.diskRoom([]radix.Eviction{v}) }); err != nil {
+			t.Fatal(err)
+		}
+		e.dropOnDisk(freed)
+		room := e.disk.Max() - e.disk.Bytes()
+		if room < e.diskCost(v) {
+			t.Errorf("%d bytes free, %+v takes %d", room, v, e.diskCost(v))
+		}
+		if err := e.do(t.Context(), func() { none = e.diskRoom([]radix.Eviction{v}) }); err != nil || len(none) > 0 {
+			t.Errorf("%d more records freed although there was room", len(none))
+		}
+	}
+}

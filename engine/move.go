@@ -54,17 +54,17 @@ func (e *Engine) evict(victims []radix.Eviction) {
 	e.spool()
 }
 
-// hostRoom gives up host copies, oldest first, until the host has room for the victims that no lower tier has, or
+// hostRoom gives up host copies, in the tree's order, until the host has room for the victims that no lower tier has, or
 // nothing is left to give up.
 func (e *Engine) hostRoom(victims []radix.Eviction) {
-	over := e.hostOver(victims)
-	if over <= 0 {
-		return
+	last := int64(0)
+	for over := e.hostOver(victims); over > 0 && over != last; over = e.hostOver(victims) {
+		last = over
+		for _, v := range e.forest.EvictHost(over, e.now()) { // counted with the device's padding: once may be too few
+			e.forest.Dropped(v)
+		}
+		e.letGo()
 	}
-	for _, v := range e.forest.EvictHost(over, e.now()) {
-		e.forest.Dropped(v)
-	}
-	e.letGo()
 }
 
 // hostOver is how many bytes more than the host has room for the victims need that no lower tier has.
@@ -75,10 +75,21 @@ func (e *Engine) hostOver(victims []radix.Eviction) int64 {
 	over := e.host.Bytes() - e.host.Max()
 	for _, v := range victims {
 		if v.Host == 0 && v.Disk == 0 {
-			over += v.Bytes
+			over += e.payload(v)
 		}
 	}
 	return over
+}
+
+// payload is how many bytes an entry has below the device, where there is no padding.
+func (e *Engine) payload(v radix.Eviction) int64 {
+	switch {
+	case !v.Snapshot:
+		return int64(e.layout.SlabBytes)
+	case v.At%radix.PageTokens == 0:
+		return int64(e.layout.SlotBytes)
+	}
+	return int64(e.layout.SlotBytes + e.layout.SlabBytes)
 }
 
 // toHost copies an eviction from the device to the host, unless a lower tier has it already.
@@ -260,8 +271,8 @@ func (e *Engine) dropOnDisk(handles []int64) {
 	}
 }
 
-// diskRoom gives up disk copies, oldest first, until the disk has room for the victims. The records are dropped where
-// the copies are made, before them.
+// diskRoom gives up disk copies, in the tree's order, until the disk has room for the victims. The records are dropped
+// where the copies are made, before them.
 func (e *Engine) diskRoom(victims []radix.Eviction) (freed []int64) {
 	if e.disk == nil {
 		return nil
@@ -269,16 +280,22 @@ func (e *Engine) diskRoom(victims []radix.Eviction) (freed []int64) {
 	over := e.disk.Bytes() - e.disk.Max()
 	for _, v := range victims {
 		if v.Disk == 0 {
-			over += e.disk.Cost(v.Bytes)
+			over += e.diskCost(v)
 		}
 	}
-	if over > 0 {
-		for _, v := range e.forest.EvictDisk(over, e.now()) {
-			e.forest.Dropped(v)
+	for last := int64(0); over > 0 && over != last; {
+		last = over
+		for _, v := range e.forest.EvictDisk(over, e.now()) { // counted with the device's padding: once may be too few
+			if e.forest.Dropped(v) {
+				over -= e.diskCost(v)
+			}
 		}
 	}
 	return e.freedOnDisk()
 }
+
+// diskCost is what an entry takes of the disk.
+func (e *Engine) diskCost(v radix.Eviction) int64 { return e.disk.Cost(e.payload(v)) }
 
 // spool moves the host's oldest copies to the disk when the host fills up.
 func (e *Engine) spool() {
@@ -333,7 +350,7 @@ func (e *Engine) copyToDisk(ctx context.Context, j *copying) []outcome {
 	room := e.disk.Max() - e.disk.Bytes()
 	for i, v := range j.victims {
 		if v.Disk == 0 {
-			if room -= e.disk.Cost(v.Bytes); room < 0 {
+			if room -= e.diskCost(v); room < 0 {
 				outcomes[i].err = tier.ErrFull
 			}
 		}
@@ -396,7 +413,7 @@ type chains struct {
 // where the entry does.
 func (c *chains) record(line []int32, v radix.Eviction) tier.Record {
 	full := len(line) / radix.PageTokens
-	r := tier.Record{Kind: tier.Page, Key: c.key, At: len(line)}
+	r := tier.Record{Kind: tier.Page, Key: c.key, At: len(line), MTPValidFrom: v.MTPValidFrom}
 	if v.Snapshot {
 		r.Kind, r.Parent = tier.State, c.edges[full]
 		r.Tokens = slices.Clone(line[full*radix.PageTokens:])
