@@ -155,14 +155,14 @@ func testContext(t *testing.T) context.Context {
 }
 
 func TestHelp(t *testing.T) {
-	for _, args := range [][]string{{}, {"--help"}, {"serve", "--help"}, {"session", "--help"}, {"session", "fork", "--help"}, {"generate", "--help"}, {"model", "--help"}, {"doctor", "--help"}, {"version", "--help"}} {
+	for _, args := range [][]string{{}, {"--help"}, {"serve", "--help"}, {"session", "--help"}, {"session", "fork", "--help"}, {"key", "--help"}, {"key", "create", "--help"}, {"generate", "--help"}, {"model", "--help"}, {"doctor", "--help"}, {"version", "--help"}} {
 		code, out, errOut := rocket(t, args...)
 		if code != 0 || !strings.Contains(out, "Usage: rocket") || errOut != "" {
 			t.Errorf("rocket %v: exit %d, %q, %q", args, code, out, errOut)
 		}
 	}
 	_, out, _ := rocket(t, "--help")
-	for _, later := range []string{"static-fire", "quantize", "key", "export"} {
+	for _, later := range []string{"static-fire", "quantize", "export"} {
 		if strings.Contains(out, "\n  "+later) {
 			t.Errorf("--help shows %s, which does not work yet", later)
 		}
@@ -172,7 +172,7 @@ func TestHelp(t *testing.T) {
 func TestWrongUse(t *testing.T) {
 	for _, args := range [][]string{
 		{"launch"}, {"--verbose"}, {"serve", "--class", "int3"}, {"serve", "--page-bytes", "much"}, {"serve", "--page-bytes", "-5"}, {"serve", "--log-format", "xml"},
-		{"serve", "--threads", "x"}, {"session"}, {"session", "show"}, {"session", "fork", "id", "--at", "x"}, {"session", "ls", "--server", "nowhere"},
+		{"serve", "--threads", "x"}, {"serve", "--auth", "maybe"}, {"serve", "--listen", "0.0.0.0:0", "--auth", "off"}, {"serve", "--tls-cert", "x"}, {"key"}, {"key", "revoke"}, {"session"}, {"session", "show"}, {"session", "fork", "id", "--at", "x"}, {"session", "ls", "--server", "nowhere"},
 		{"session", "turn", "id", "--chat"}, {"generate"}, {"generate", "--prompt", "x", "--max-tokens", "0"}, {"generate", "--prompt", "x", "--max-tokens", "-1"},
 		{"generate", "--prompt", "x", "--temperature=-1"}, {"generate", "--prompt", "x", "--top-p", "2"}, {"generate", "--prompt", ""}, {"generate", "--prompt", "x", "--threads", "-1"},
 	} {
@@ -209,7 +209,8 @@ func TestFailures(t *testing.T) {
 		names string // must be in the message
 	}{
 		{"port in use", []string{"serve", "--listen", taken.Addr().String()}, "is in use"},
-		{"every address", []string{"serve", "--listen", "0.0.0.0:0"}, "0.0.0.0:0"},
+		{"no certificate", []string{"serve", "--tls-cert", "/nowhere/cert", "--tls-key", file}, "/nowhere/cert"},
+		{"a certificate that is none", []string{"serve", "--tls-cert", file, "--tls-key", file}, file},
 		{"no port", []string{"serve", "--listen", "127.0.0.1"}, "127.0.0.1"},
 		{"no such model", []string{"generate", "--model", "/no/such/model", "--prompt", "x"}, "/no/such/model"},
 		{"model that is a file", []string{"generate", "--model", file, "--prompt", "x"}, file},
