@@ -34,7 +34,7 @@ export interface Watched {
   foreign: string[];
 }
 
-export async function openPage(context: BrowserContext, url: string): Promise<Watched> {
+export async function openPage(context: BrowserContext, url: string, ready = ".connection.live"): Promise<Watched> {
   const page = await context.newPage();
   const watched: Watched = { page, faults: [], foreign: [] };
   page.on("pageerror", (err) => watched.faults.push(err.message));
@@ -49,6 +49,6 @@ export async function openPage(context: BrowserContext, url: string): Promise<Wa
     if (host !== origin && host !== "") watched.foreign.push(r.url());
   });
   await page.goto(url);
-  await page.waitForSelector(".connection.live");
+  await page.waitForSelector(ready);
   return watched;
 }

@@ -1,6 +1,6 @@
 // Starts the real server on a free port and a data directory of its own, and ends both.
 
-import { spawn, type ChildProcess } from "node:child_process";
+import { execFileSync, spawn, type ChildProcess } from "node:child_process";
 import { once } from "node:events";
 import { chmodSync, mkdtempSync, rmSync } from "node:fs";
 import { createServer } from "node:net";
@@ -27,12 +27,13 @@ export class Server {
   private constructor(
     readonly port: number,
     private readonly dir: string,
+    private readonly flags: string[],
   ) {}
 
-  static async start(): Promise<Server> {
+  static async start(...flags: string[]): Promise<Server> {
     const dir = mkdtempSync(join(tmpdir(), "rocket-e2e-"));
     chmodSync(dir, 0o755); // as root, Postgres runs as another user and must get through
-    const server = new Server(await freePort(), dir);
+    const server = new Server(await freePort(), dir, flags);
     await server.up();
     return server;
   }
@@ -48,7 +49,7 @@ export class Server {
 
   /** Starts the process, on the same data each time. */
   async up(): Promise<void> {
-    const child = spawn(binary, ["serve", "--listen", `127.0.0.1:${this.port}`, "--data-dir", join(this.dir, "data")], {
+    const child = spawn(binary, ["serve", "--listen", `127.0.0.1:${this.port}`, "--data-dir", join(this.dir, "data"), ...this.flags], {
       stdio: ["ignore", "pipe", "pipe"],
     });
     this.child = child;
@@ -64,6 +65,14 @@ export class Server {
       await new Promise((resolve) => setTimeout(resolve, 100));
     }
     throw new Error(`the server was not ready in time:\n${this.output}`);
+  }
+
+  /** A new API key of the running server. */
+  key(tenant: string): string {
+    return execFileSync(binary, ["key", "create", "--tenant", tenant, "--data-dir", join(this.dir, "data")], {
+      encoding: "utf8",
+      stdio: ["ignore", "pipe", "ignore"],
+    }).trim();
   }
 
   /** kill -9, as a crash does. */

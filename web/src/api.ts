@@ -1,5 +1,6 @@
 // Calls of the native API. Every failure becomes an ApiError that a person can read.
 
+import { authorization, wantKey } from "./key";
 import type { ForkResult, Page, Restored, Session, TokenRange, Turn } from "./types";
 
 export class ApiError extends Error {
@@ -52,7 +53,7 @@ export function inWords(err: unknown): { text: string; details: string[] } {
 }
 
 async function call<T>(method: string, path: string, body?: unknown, signal?: AbortSignal): Promise<T> {
-  const headers: Record<string, string> = { Accept: "application/json" };
+  const headers: Record<string, string> = { Accept: "application/json", ...authorization() };
   if (body !== undefined) headers["Content-Type"] = "application/json";
   if (method !== "GET") headers["Idempotency-Key"] = crypto.randomUUID();
   let response: Response;
@@ -67,6 +68,7 @@ async function call<T>(method: string, path: string, body?: unknown, signal?: Ab
     if (err instanceof DOMException && err.name === "AbortError") throw err;
     throw new ApiError(0, "unreachable", "the server cannot be reached");
   }
+  if (response.status === 401) wantKey();
   const text = await response.text();
   if (!response.ok) throw problemError(response.status, text);
   return (text ? JSON.parse(text) : undefined) as T;

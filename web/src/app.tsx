@@ -1,6 +1,7 @@
 import { useState } from "preact/hooks";
 import { TreeCanvas } from "./canvas";
-import { NewSessionDialog } from "./dialogs";
+import { KeyDialog, NewSessionDialog } from "./dialogs";
+import { apiKey, declineKey, keepKey, keyDeclined, keyWanted } from "./key";
 import { grouped } from "./painter";
 import { Pane } from "./pane";
 import { connection, dismiss, forest, loaded, notices, serverVersion, treeVersion } from "./store";
@@ -22,6 +23,16 @@ export function App() {
         <button type="button" class="quiet" onClick={nextTheme} title="Colours: system, light, dark">
           Theme: {themeChoice.value}
         </button>
+        {keyDeclined.value && (
+          <button type="button" class="quiet" onClick={askAgain}>
+            Log in
+          </button>
+        )}
+        {apiKey.value && !keyWanted.value && !keyDeclined.value && (
+          <button type="button" class="quiet" onClick={forgetKey} title="Forget the API key of this tab">
+            Log out
+          </button>
+        )}
         <button type="button" class="primary" onClick={() => setCreating(true)}>
           New session
         </button>
@@ -32,9 +43,20 @@ export function App() {
         <Pane />
       </main>
       <Notices />
+      {keyWanted.value && <KeyDialog onClose={declineKey} />}
       {creating && <NewSessionDialog onClose={() => setCreating(false)} />}
     </>
   );
+}
+
+function askAgain(): void {
+  keyDeclined.value = false;
+  keyWanted.value = true;
+}
+
+function forgetKey(): void {
+  keepKey("");
+  location.reload();
 }
 
 function Counts() {

@@ -5,6 +5,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { createSession } from "./actions";
 import { inWords, type CreateBody } from "./api";
 import { ModeChoice, savedMode } from "./composer";
+import { apiKey, keepKey } from "./key";
 import type { Mode } from "./turn";
 
 function Dialog({ title, onClose, children }: { title: string; onClose: () => void; children: ComponentChildren }) {
@@ -86,6 +87,36 @@ export function PromptDialog({ title, label, value, confirm, onClose, onConfirm 
           </button>
           <button type="submit" class="primary">
             {confirm}
+          </button>
+        </div>
+      </form>
+    </Dialog>
+  );
+}
+
+/** Asks for the API key, or for another one than the server refused. */
+export function KeyDialog({ onClose }: { onClose: () => void }) {
+  const [key, setKey] = useState("");
+  return (
+    <Dialog title="API key" onClose={onClose}>
+      <form
+        onSubmit={(e) => {
+          e.preventDefault();
+          keepKey(key.trim());
+          location.reload();
+        }}
+      >
+        <p>{apiKey.value ? "The server does not take the key of this tab." : "This server wants an API key."} It is kept until the tab is closed.</p>
+        <label class="field">
+          Key
+          <input type="password" autocomplete="off" value={key} onInput={(e) => setKey(e.currentTarget.value)} />
+        </label>
+        <div class="dialog-actions">
+          <button type="button" onClick={close}>
+            Not now
+          </button>
+          <button type="submit" class="primary" disabled={!key.trim()}>
+            Open
           </button>
         </div>
       </form>

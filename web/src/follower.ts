@@ -78,7 +78,6 @@ export class Follower {
     this.show();
     this.socket = new Socket({
       path: () => `/v1/sessions/${encodeURIComponent(this.id)}/stream?from=${this.line.seq + 1}&epoch=${this.line.epoch}`,
-      protocol: "rocket.v1",
       message: (data) => this.message(data as RocketEvent),
       state: (state) => (this.state.value = state),
       refused: () => void this.refused(),

@@ -1,5 +1,7 @@
 // A WebSocket that comes back. The caller says where to go on each time it is opened.
 
+import { protocols } from "./key";
+
 /** How long to wait before the n-th try in a row, in milliseconds; `random` spreads many readers out. */
 export function backoff(tries: number, random: number): number {
   const base = Math.min(5000, 200 * 2 ** Math.min(tries, 10));
@@ -14,7 +16,6 @@ export type SocketState = "connecting" | "live" | "lost";
 export interface SocketOptions {
   /** Path and query, asked anew at each try, so that it can carry the next seq. */
   path: () => string;
-  protocol?: string;
   message: (data: unknown) => void;
   state?: (state: SocketState) => void;
   /** Called when a try ended before it opened: the server may know why by plain HTTP. */
@@ -37,7 +38,7 @@ export class Socket {
     this.options.state?.(this.tries === 0 ? "connecting" : "lost");
     const url = new URL(this.options.path(), location.href);
     url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
-    const ws = new WebSocket(url, this.options.protocol ? [this.options.protocol] : []);
+    const ws = new WebSocket(url, protocols());
     this.ws = ws;
     let opened = false;
     ws.onopen = () => {

@@ -44,6 +44,7 @@ export function dismiss(id: number): void {
 
 export function report(err: unknown, doing: string): void {
   if (err instanceof DOMException && err.name === "AbortError") return;
+  if (err instanceof ApiError && err.status === 401) return; // the page asks for a key
   const { text, details } = inWords(err);
   notify("error", `${doing}: ${text}`, details);
 }
@@ -161,8 +162,8 @@ export function start(): void {
   let wasLost = false;
   new Socket({
     path: () => "/v1/watch?turns=true",
-    protocol: "rocket.v1",
     message: onWatch,
+    refused: () => void api.list(1).catch(() => undefined), // a handshake hides its status; this asks for a key if it was that
     state: (state) => {
       connection.value = state;
       if (state === "live") {
