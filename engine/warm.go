@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"fmt"
 	"slices"
 
 	"rocket/engine/tier"
@@ -23,7 +22,7 @@ func (e *Engine) openDisk() error {
 		},
 	})
 	if err != nil {
-		return fmt.Errorf("open disk tier: %w", err)
+		return err // it says so itself
 	}
 	e.disk = disk
 	pages, states := e.restock(stored)
