@@ -54,18 +54,21 @@ func (m *Manager) checkSession(ctx context.Context, x *row) error {
 	if over > 0 {
 		return fmt.Errorf("%d rows of tokens past its length %d", over, x.length)
 	}
-	events, err := selectEvents(ctx, m.pool, m.tok, x.tenant, x.id, 1, x.lastSeq)
+	first, epoch, err := keptEvents(ctx, m.pool, x.tenant, x.id)
 	if err != nil {
 		return err
 	}
-	epoch := int64(1)
+	events, err := selectEvents(ctx, m.pool, m.tok, x.tenant, x.id, first, x.lastSeq)
+	if err != nil {
+		return err
+	}
 	for i, e := range events {
-		if e.Seq != int64(i+1) || e.Epoch < epoch {
-			return fmt.Errorf("event %d has seq %d and epoch %d", i+1, e.Seq, e.Epoch)
+		if e.Seq != first+int64(i) || e.Epoch < epoch {
+			return fmt.Errorf("event %d has seq %d and epoch %d", first+int64(i), e.Seq, e.Epoch)
 		}
 		epoch = e.Epoch
 	}
-	if int64(len(events)) != x.lastSeq || epoch > x.epoch {
+	if int64(len(events)) != x.lastSeq-first+1 || epoch > x.epoch {
 		return fmt.Errorf("%d events up to epoch %d, the row says %d and %d", len(events), epoch, x.lastSeq, x.epoch)
 	}
 	turns, err := selectTurns(ctx, m.pool, x.tenant, x.id, x.length, nil, 1<<30)

@@ -87,7 +87,7 @@ func (m *Manager) keepHouse() {
 		case <-ttl.C:
 			err = m.closeExpired(ctx)
 		case <-long.C:
-			err = m.sweep(ctx)
+			err = errors.Join(m.sweep(ctx), m.dropEvents(ctx))
 		}
 		cancel()
 		m.kept(err)

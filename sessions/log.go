@@ -95,7 +95,8 @@ func (m *Manager) Log(ctx context.Context, tenant, id string) (*Log, error) {
 
 // Start turns what a client knows into the first seq to read. epoch is the
 // last one it saw, 0 for none: when that is over, the stream starts at the
-// next epoch's first event if from lies behind it.
+// next epoch's first event if from lies behind it. CodeGone when events that
+// the client lacks are gone by retention.
 func (l *Log) Start(ctx context.Context, from, epoch int64) (int64, error) {
 	if from < 1 {
 		from = 1
@@ -105,16 +106,31 @@ func (l *Log) Start(ctx context.Context, from, epoch int64) (int64, error) {
 		return 0, err
 	}
 	s.mu.Lock()
-	current := s.row.epoch
+	stale, here := epoch > 0 && epoch < s.row.epoch, from >= s.log.first
 	s.mu.Unlock()
-	if epoch <= 0 || epoch >= current {
+	if !stale && here {
 		return from, nil
 	}
-	first, err := epochStart(ctx, l.m.pool, l.key.tenant, l.key.id, epoch)
-	if err != nil || first == 0 {
-		return from, err
+	kept, goneEpoch, err := keptEvents(ctx, l.m.pool, l.key.tenant, l.key.id)
+	if err != nil {
+		return 0, err
 	}
-	return min(from, first), nil
+	if stale {
+		if epoch < goneEpoch { // the start of the next epoch, which says what never happened, is among them
+			return 0, goneBefore(kept)
+		}
+		first, err := epochStart(ctx, l.m.pool, l.key.tenant, l.key.id, epoch)
+		if err != nil {
+			return 0, err
+		}
+		if first != 0 {
+			from = min(from, first)
+		}
+	}
+	if from < kept && !here {
+		return 0, goneBefore(kept)
+	}
+	return from, nil
 }
 
 // Read returns up to max events from seq from on, from memory or from the
@@ -146,12 +162,14 @@ func (l *Log) Read(ctx context.Context, from int64, max int) ([]Event, error) {
 		return nil, err
 	}
 	if len(events) == 0 || events[0].Seq != from {
-		gone := fail(CodeGone, "events before seq %d are gone", first)
-		gone.FirstSeq = first
-		if len(events) > 0 {
-			gone.FirstSeq = events[0].Seq
+		kept, _, err := keptEvents(ctx, l.m.pool, l.key.tenant, l.key.id)
+		if err != nil {
+			return nil, err
 		}
-		return nil, gone
+		if len(events) > 0 && events[0].Seq > kept {
+			kept = events[0].Seq
+		}
+		return nil, goneBefore(kept)
 	}
 	return events, nil
 }

@@ -54,6 +54,9 @@ type Options struct {
 	Template    *chat.Template // nil: messages are refused
 	Log         *slog.Logger   // nil: none
 	KeyFreshFor time.Duration  // 0: KeyFreshFor
+	// EventsRetention is how long events of sessions without an open turn are
+	// kept at least; 0: for good. Lineage and tokens always are.
+	EventsRetention time.Duration
 }
 
 // Call is who calls, and what makes a repeated call the same call. An empty
@@ -88,8 +91,10 @@ type Manager struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // every goroutine
 
-	draining atomic.Bool
-	checking gate // one CheckCache at a time
+	draining  atomic.Bool
+	checking  gate         // one CheckCache at a time
+	importing gate         // one Import at a time
+	exporting atomic.Int32 // Exports under way
 
 	mu      sync.Mutex
 	live    map[liveKey]*session      // guarded by mu
@@ -109,7 +114,7 @@ func Open(ctx context.Context, opts Options) (*Manager, error) {
 	m := &Manager{
 		opts: opts, eng: opts.Engine, log: opts.Log, me: newID(),
 		live: map[liveKey]*session{}, calls: map[callKey]chan struct{}{},
-		turns: map[string]int{}, tenants: map[string]tenantCount{}, checking: newGate(),
+		turns: map[string]int{}, tenants: map[string]tenantCount{}, checking: newGate(), importing: newGate(),
 	}
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)
