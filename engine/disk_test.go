@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"rocket/engine/tier"
 	"rocket/radix"
 )
 
@@ -482,5 +483,28 @@ func TestDiskRoomIsWhatIsNeeded(t *testing.T) {
 		if err := e.do(t.Context(), func() { none = e.diskRoom([]radix.Eviction{v}) }); err != nil || len(none) > 0 {
 			t.Errorf("%d more records freed although there was room", len(none))
 		}
+	}
+}
+
+// TestFullDiskIsTriedOnce: of what does not fit one entry is tried all the same, because only that finds out that a
+// file system which was full has room again; the rest is not.
+func TestFullDiskIsTriedOnce(t *testing.T) {
+	e := newTestEngine(t, 64, 32, diskOf(t.TempDir(), 1))
+	var tries atomic.Int64
+	e.fail = func(what string) error {
+		if what == "write to disk" {
+			tries.Add(1)
+			return errNoTier
+		}
+		return nil
+	}
+	big := radix.Eviction{Snapshot: true, At: 128, Slot: 0, Page: radix.None}
+	j := &copying{victims: []radix.Eviction{big, big, big}, records: make([]tier.Record, 3)}
+	if e.diskCost(big) <= e.disk.Max() {
+		t.Fatalf("a state takes %d, the disk has %d", e.diskCost(big), e.disk.Max())
+	}
+	outcomes := e.copyToDisk(t.Context(), j)
+	if tries.Load() != 1 || !errors.Is(outcomes[2].err, tier.ErrFull) {
+		t.Errorf("%d tries, the last: %v", tries.Load(), outcomes[2].err)
 	}
 }

@@ -347,13 +347,15 @@ func (e *Engine) beginCopying(victims []radix.Eviction) *copying {
 func (e *Engine) copyToDisk(ctx context.Context, j *copying) []outcome {
 	e.dropOnDisk(j.freed)
 	outcomes := make([]outcome, len(j.victims))
-	room := e.disk.Max() - e.disk.Bytes()
+	room, tried := e.disk.Max()-e.disk.Bytes(), false
 	for i, v := range j.victims {
-		if v.Disk == 0 {
-			if room -= e.diskCost(v); room < 0 {
-				outcomes[i].err = tier.ErrFull
-			}
+		if v.Disk != 0 {
+			continue
 		}
+		if room -= e.diskCost(v); room < 0 && tried {
+			outcomes[i].err = tier.ErrFull
+		}
+		tried = true // one at least: a file system that was full may have room again
 	}
 	parallel(len(outcomes), func(i int) {
 		if outcomes[i].err == nil {
