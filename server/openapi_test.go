@@ -18,6 +18,7 @@ var routes = []string{
 	"GET /v1/sessions/{id}", "PATCH /v1/sessions/{id}", "DELETE /v1/sessions/{id}",
 	"POST /v1/sessions/{id}/close", "GET /v1/sessions/{id}/tree",
 	"GET /v1/sessions/{id}/ancestors", "GET /v1/sessions/{id}/common", "GET /v1/sessions/{id}/path",
+	"GET /v1/sessions/{id}/export", "POST /v1/sessions/import",
 	"POST /v1/sessions/{id}/turns", "GET /v1/sessions/{id}/turns", "GET /v1/sessions/{id}/turns/{turn}",
 	"POST /v1/sessions/{id}/cancel", "POST /v1/sessions/{id}/fork", "POST /v1/sessions/{id}/detach", "POST /v1/sessions/{id}/resume",
 	"GET /v1/sessions/{id}/events", "GET /v1/sessions/{id}/tokens", "GET /v1/sessions/{id}/stream",

@@ -43,7 +43,7 @@ const (
 	frameBytesMax    = 1 << 20          // larger WebSocket frames: close 1009
 	headerBytesMax   = 64 << 10         // larger request headers: 431
 	subscriptionsMax = 1024             // sessions one socket follows; more: error frame
-	connectionsMax   = 4096             // WebSockets and event streams together; more: 503
+	connectionsMax   = 16_384           // WebSockets and event streams together; more: 503
 	eventsPerRead    = 256              // events taken from a log at once; more wait for their turn
 	eventsPageMax    = sessions.ReadMax // JSON page of events; larger limits are refused
 
@@ -163,6 +163,7 @@ func (s *Server) routes() error {
 	s.registerTurns()
 	s.registerSystem()
 	s.registerStreams(router)
+	s.registerBundles(router)
 	describeSchemas(s.api.OpenAPI())
 	describeSecurity(s.api.OpenAPI())
 	if err := s.buildDocs(); err != nil {
