@@ -25,23 +25,27 @@ import (
 const shutdownTimeout = 30 * time.Second
 
 type serveCmd struct {
-	Listen       string        `help:"Address to listen on; one that other machines reach needs API keys." default:"127.0.0.1:8080" env:"ROCKET_LISTEN"`
-	Auth         string        `help:"Whether calls need an API key: required, off, or auto: required if a key was ever made (rocket key create) or --listen is not loopback." enum:"auto,required,off" default:"auto" env:"ROCKET_AUTH"`
-	TLSCert      string        `name:"tls-cert" help:"Certificate chain (PEM) to serve HTTPS with; read again when it changes." env:"ROCKET_TLS_CERT" placeholder:"FILE"`
-	TLSKey       string        `name:"tls-key" help:"Its private key (PEM)." env:"ROCKET_TLS_KEY" placeholder:"FILE"`
-	AllowHost    []string      `help:"Host name under which clients reach the server, beside localhost. With keys and none named, any." env:"ROCKET_ALLOW_HOST" placeholder:"HOST"`
-	DataDir      string        `help:"Where the private Postgres and the disk tier keep their files." env:"ROCKET_DATA_DIR" placeholder:"DIR"`
-	DiskDir      string        `help:"Folder of the disk tier; default tier in the data folder." env:"ROCKET_DISK_DIR" placeholder:"DIR"`
-	DiskBytes    byteSize      `help:"Room on disk for caches of detached and old sessions, which outlive a restart; 0: none." default:"8GiB" env:"ROCKET_DISK_BYTES" placeholder:"SIZE"`
-	DatabaseURL  string        `help:"Postgres 15 or newer to use as the ledger; default a private one." env:"ROCKET_DATABASE_URL" placeholder:"URL"`
-	DrainTimeout time.Duration `help:"What running turns get at shutdown." default:"30s" env:"ROCKET_DRAIN_TIMEOUT"`
-	LogFormat    string        `help:"text or json." enum:"text,json" default:"text" env:"ROCKET_LOG_FORMAT"`
-	LogLevel     string        `help:"debug, info, warn or error." enum:"debug,info,warn,error" default:"info" env:"ROCKET_LOG_LEVEL"`
+	Listen          string        `help:"Address to listen on; one that other machines reach needs API keys." default:"127.0.0.1:8080" env:"ROCKET_LISTEN"`
+	Auth            string        `help:"Whether calls need an API key: required, off, or auto: required if a key was ever made (rocket key create) or --listen is not loopback." enum:"auto,required,off" default:"auto" env:"ROCKET_AUTH"`
+	TLSCert         string        `name:"tls-cert" help:"Certificate chain (PEM) to serve HTTPS with; read again when it changes." env:"ROCKET_TLS_CERT" placeholder:"FILE"`
+	TLSKey          string        `name:"tls-key" help:"Its private key (PEM)." env:"ROCKET_TLS_KEY" placeholder:"FILE"`
+	AllowHost       []string      `help:"Host name under which clients reach the server, beside localhost. With keys and none named, any." env:"ROCKET_ALLOW_HOST" placeholder:"HOST"`
+	DataDir         string        `help:"Where the private Postgres and the disk tier keep their files." env:"ROCKET_DATA_DIR" placeholder:"DIR"`
+	DiskDir         string        `help:"Folder of the disk tier; default tier in the data folder." env:"ROCKET_DISK_DIR" placeholder:"DIR"`
+	DiskBytes       byteSize      `help:"Room on disk for caches of detached and old sessions, which outlive a restart; 0: none." default:"8GiB" env:"ROCKET_DISK_BYTES" placeholder:"SIZE"`
+	DatabaseURL     string        `help:"Postgres 15 or newer to use as the ledger; default a private one." env:"ROCKET_DATABASE_URL" placeholder:"URL"`
+	EventsRetention time.Duration `help:"Drop events older than this of sessions without an open turn, not their lineage and tokens; 0s: keep all." default:"0s" env:"ROCKET_EVENTS_RETENTION" placeholder:"DURATION"`
+	DrainTimeout    time.Duration `help:"What running turns get at shutdown." default:"30s" env:"ROCKET_DRAIN_TIMEOUT"`
+	LogFormat       string        `help:"text or json." enum:"text,json" default:"text" env:"ROCKET_LOG_FORMAT"`
+	LogLevel        string        `help:"debug, info, warn or error." enum:"debug,info,warn,error" default:"info" env:"ROCKET_LOG_LEVEL"`
 	engineFlags
 }
 
 func (s serveCmd) Run(c *console) (err error) {
 	log := newLog(c.err, s.LogFormat, s.LogLevel)
+	if s.EventsRetention < 0 {
+		return usage("--events-retention must not be negative")
+	}
 	// What is wrong most often first: it should show before minutes of loading.
 	if _, _, err := modelDir(s.Model); err != nil {
 		return err
@@ -73,7 +77,7 @@ func (s serveCmd) Run(c *console) (err error) {
 	}
 	defer l.close()
 	defer s.save(c, l, log)
-	manager, err := sessions.Open(c.ctx, sessions.Options{DatabaseURL: url, Engine: l.engine, Template: l.template, Log: log})
+	manager, err := sessions.Open(c.ctx, sessions.Options{DatabaseURL: url, Engine: l.engine, Template: l.template, Log: log, EventsRetention: s.EventsRetention})
 	if err != nil {
 		return err
 	}

@@ -200,6 +200,7 @@ func TestSessionCommands(t *testing.T) {
 	if again := do("attach", id, "--all", "--no-follow", "--sse"); again != text {
 		t.Errorf("attach --sse printed %q, the turn %q", again, text)
 	}
+	lineageCommands(t, s.url, do, id, children)
 	do("close", children[1])
 	do("rm", children[0], children[1])
 	code, _, errOut := rocket(t, "session", "--server", s.url, "show", children[0])

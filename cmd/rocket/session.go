@@ -28,18 +28,23 @@ func (r remote) connect() (*client.Client, error) {
 
 type sessionCmd struct {
 	remote
-	Ls     sessionLs     `cmd:"" help:"List sessions, newest first."`
-	New    sessionNew    `cmd:"" help:"Create a session."`
-	Show   sessionShow   `cmd:"" help:"Show a session, its turns and its text."`
-	Tree   sessionTree   `cmd:"" help:"Show a session and its forks."`
-	Turn   sessionTurn   `cmd:"" help:"Append a prompt and stream the answer."`
-	Fork   sessionFork   `cmd:"" help:"Fork a session at a token offset."`
-	Cancel sessionCancel `cmd:"" help:"Cancel the open turn."`
-	Detach sessionDetach `cmd:"" help:"Move a session's bytes off the device."`
-	Resume sessionResume `cmd:"" help:"Bring a session back."`
-	Attach sessionAttach `cmd:"" help:"Follow a session's tokens live."`
-	Close  sessionClose  `cmd:"" help:"Make a session read-only."`
-	Rm     sessionRm     `cmd:"" help:"Delete sessions."`
+	Ls        sessionLs        `cmd:"" help:"List sessions, newest first."`
+	New       sessionNew       `cmd:"" help:"Create a session."`
+	Show      sessionShow      `cmd:"" help:"Show a session, its turns and its text."`
+	Tree      sessionTree      `cmd:"" help:"Show a session and its forks."`
+	Ancestors sessionAncestors `cmd:"" help:"Show what a session was forked from."`
+	Common    sessionCommon    `cmd:"" help:"Show where the lines of two sessions part."`
+	Path      sessionPath      `cmd:"" help:"Show the sessions between two."`
+	Turn      sessionTurn      `cmd:"" help:"Append a prompt and stream the answer."`
+	Fork      sessionFork      `cmd:"" help:"Fork a session at a token offset."`
+	Cancel    sessionCancel    `cmd:"" help:"Cancel the open turn."`
+	Detach    sessionDetach    `cmd:"" help:"Move a session's bytes off the device."`
+	Resume    sessionResume    `cmd:"" help:"Bring a session back."`
+	Attach    sessionAttach    `cmd:"" help:"Follow a session's tokens live."`
+	Close     sessionClose     `cmd:"" help:"Make a session read-only."`
+	Rm        sessionRm        `cmd:"" help:"Delete sessions."`
+	Export    sessionExport    `cmd:"" help:"Write a session and its forks to a file that another server can load."`
+	Import    sessionImport    `cmd:"" help:"Load a file that export wrote, whole or not at all."`
 }
 
 type sessionLs struct {
@@ -332,7 +337,8 @@ func (s sessionClose) Run(c *console, cmds *commands) error {
 }
 
 type sessionRm struct {
-	IDs []string `arg:"" name:"id" help:"Sessions."`
+	IDs     []string `arg:"" name:"id" help:"Sessions."`
+	Subtree bool     `help:"Everything forked from them too, each subtree as a whole."`
 }
 
 func (r sessionRm) Run(c *console, cmds *commands) error {
@@ -343,8 +349,12 @@ func (r sessionRm) Run(c *console, cmds *commands) error {
 	defer api.Close()
 	var failed error
 	var removed []string
+	remove := api.Delete
+	if r.Subtree {
+		remove = api.Prune
+	}
 	for _, id := range r.IDs {
-		if err := api.Delete(c.ctx, id, client.CallOptions{}); err != nil {
+		if err := remove(c.ctx, id, client.CallOptions{}); err != nil {
 			failed = errors.Join(failed, fmt.Errorf("%s: %w", id, err))
 			continue
 		}
