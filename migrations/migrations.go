@@ -12,6 +12,7 @@ import (
 	"database/sql"
 	"embed"
 	"fmt"
+	"math"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
@@ -27,7 +28,11 @@ const VersionMin = 15
 
 // Up brings the database at url to the newest schema. It is safe to call from
 // several servers at once.
-func Up(ctx context.Context, url string) error {
+func Up(ctx context.Context, url string) error { return UpTo(ctx, url, math.MaxInt64) }
+
+// UpTo is Up as far as a version, for tests that write what an older server
+// would have written.
+func UpTo(ctx context.Context, url string, version int64) error {
 	cfg, err := pgx.ParseConfig(url)
 	if err != nil {
 		return fmt.Errorf("parse database url: %w", err)
@@ -45,7 +50,7 @@ func Up(ctx context.Context, url string) error {
 	if err != nil {
 		return fmt.Errorf("read migrations: %w", err)
 	}
-	if _, err := p.Up(ctx); err != nil {
+	if _, err := p.UpTo(ctx, version); err != nil {
 		return fmt.Errorf("migrate the ledger: %w", err)
 	}
 	return nil
