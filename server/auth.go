@@ -41,6 +41,7 @@ func describeSecurity(api *huma.OpenAPI) {
 			"In a browser's WebSocket it is an entry " + keyProtocol + "KEY of Sec-WebSocket-Protocol, beside " + subprotocol + "."},
 		"x-api-key": {Type: "apiKey", In: "header", Name: "x-api-key", Description: "The same key in another header."},
 	}
+	api.Info.Description += " Where the server wants API keys, each call has one: Authorization: Bearer KEY, or x-api-key: KEY."
 	key := []map[string][]string{{"bearer": {}}, {"x-api-key": {}}, {}}
 	for path, item := range api.Paths {
 		for _, op := range []*huma.Operation{item.Get, item.Post, item.Patch, item.Delete, item.Put} {

@@ -65,6 +65,7 @@ type openapiDoc struct {
 
 type openapiOperation struct {
 	OperationID string `json:"operationId"`
+	Security    []any  `json:"security"`
 	Summary     string `json:"summary"`
 	Parameters  []struct {
 		Name     string          `json:"name"`
@@ -143,6 +144,13 @@ func TestOpenAPIIsValid(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkSchemas(t, "#", tree, doc)
+	for path, methods := range doc.Paths {
+		for method, op := range methods {
+			if needed := len(op.Security) > 0; needed == openRoutes[path] {
+				t.Errorf("%s %s: security %v", method, path, op.Security)
+			}
+		}
+	}
 }
 
 // checkSchemas walks the document: references resolve, types are JSON Schema's,
@@ -181,6 +189,9 @@ func checkSchemas(t *testing.T, at string, v any, doc openapiDoc) {
 			}
 		}
 		for k, x := range v {
+			if k == "securitySchemes" {
+				continue // types of another kind
+			}
 			checkSchemas(t, at+"/"+k, x, doc)
 		}
 	}

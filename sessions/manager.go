@@ -13,10 +13,12 @@
 //     again.
 //   - One turn at a time; running in the ledger if and only if a turn is open.
 //   - A slow reader holds an offset. Nobody waits for it.
+//   - Whatever is reached by an id is reached with its tenant. API keys are kept
+//     as hashes; a tenant's cached pages are salted from its row.
 //
 // Goroutines: one writer for all sessions (writer.go), one per open turn
-// (turn_run.go), one keeper of the server's lease, of takeovers and of TTLs
-// (keeper.go). Locks of one session are taken in the order ops, wlock, alock,
+// (turn_run.go), keepers of the server's lease and of TTLs (keeper.go), one that
+// ends streams of revoked keys (authenticate.go). Locks of one session are taken in the order ops, wlock, alock,
 // mu (live.go, operation.go); the manager's mu is never held while another lock is taken.
 package sessions
 
