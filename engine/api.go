@@ -30,6 +30,8 @@ var (
 	ErrBusy         = errors.New("a turn is running on this timeline")
 	ErrLine         = errors.New("line does not extend the timeline's tokens")
 	ErrNoDisk       = errors.New("there is no disk tier")
+	ErrBudget       = errors.New("memory budget is too small") // of New: pages or states
+	ErrDiskTier     = errors.New("open disk tier")             // of New: the folder or its size
 )
 
 // MaxUncommitted is how many tokens a Run may be ahead of Ack; at the limit the loop leaves the Run out of its batches

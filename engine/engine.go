@@ -99,8 +99,8 @@ func New(opts Options) (*Engine, error) {
 	pageStride, slotStride := int64(layout.PageStride), int64(layout.SlotStride)
 	nPages, nSlots := int(opts.PageBytes/pageStride), int(opts.SnapshotBytes/slotStride)
 	if nPages < 2 || nSlots < 2 {
-		return nil, fmt.Errorf("page budget %d B and snapshot budget %d B hold %d pages of %d B and %d states of %d B: at least 2 of each are needed",
-			opts.PageBytes, opts.SnapshotBytes, nPages, pageStride, nSlots, slotStride)
+		return nil, fmt.Errorf("%w: %d B hold %d pages of %d B, %d B hold %d states of %d B, at least 2 of each are needed",
+			ErrBudget, opts.PageBytes, nPages, pageStride, opts.SnapshotBytes, nSlots, slotStride)
 	}
 	e := &Engine{
 		opts: opts, layout: layout, eos: opts.Model.EOS(),

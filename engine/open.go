@@ -256,7 +256,11 @@ func (e *Engine) coldReason(j *restoring, m *radix.Match, s *Seq) (reason string
 func (e *Engine) copyIn(j *restoring) {
 	errs := make([]error, len(j.copies))
 	parallel(len(errs), func(i int) { errs[i] = e.copyBlob(j.copies[i]) })
-	j.err = errors.Join(errs...)
+	for _, err := range errs { // the gravest: what left its tier meanwhile says nothing about the rest
+		if err != nil && (j.err == nil || errors.Is(j.err, tier.ErrUnknown)) {
+			j.err = err
+		}
+	}
 }
 
 func (e *Engine) copyBlob(c blobCopy) error {

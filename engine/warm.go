@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"fmt"
 	"slices"
 
 	"rocket/engine/tier"
@@ -22,7 +23,7 @@ func (e *Engine) openDisk() error {
 		},
 	})
 	if err != nil {
-		return err // it says so itself
+		return fmt.Errorf("%w: %w", ErrDiskTier, err)
 	}
 	e.disk = disk
 	pages, states := e.restock(stored)

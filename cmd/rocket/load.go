@@ -92,6 +92,9 @@ func (f engineFlags) load(c *console, log *slog.Logger, change ...func(*engine.O
 	if f.Threads < 0 {
 		return nil, usage("--threads: want 0 or more, not %d", f.Threads)
 	}
+	if f.PageBytes == 0 || f.SnapshotBytes == 0 {
+		return nil, usage("--page-bytes, --snapshot-bytes: want more than 0")
+	}
 	l := &loaded{}
 	if err := f.loadInto(c, log, l, change); err != nil {
 		l.close()
@@ -136,6 +139,12 @@ func (f engineFlags) start(l *loaded, log *slog.Logger, change []func(*engine.Op
 		set(&opts)
 	}
 	l.engine, err = engine.New(opts)
+	switch {
+	case errors.Is(err, engine.ErrBudget):
+		return fmt.Errorf("--page-bytes, --snapshot-bytes: %w", err)
+	case errors.Is(err, engine.ErrDiskTier):
+		return fmt.Errorf("--disk-dir %s, --disk-bytes %d: %w", opts.DiskDir, opts.DiskBytes, err)
+	}
 	return err
 }
 

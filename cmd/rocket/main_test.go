@@ -324,3 +324,27 @@ func TestByteSize(t *testing.T) {
 		}
 	}
 }
+
+// TestServeRefusesBudgetsByFlag: what makes no sense is told with the flag that said it.
+func TestServeRefusesBudgetsByFlag(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args []string
+		want string
+		code int
+	}{
+		{[]string{"--page-bytes", "0"}, "--page-bytes", 2},
+		{[]string{"--page-bytes", "1"}, "--page-bytes", 1},
+		{[]string{"--snapshot-bytes", "1KiB"}, "--snapshot-bytes", 1},
+		{[]string{"--disk-bytes", "1"}, "--disk-bytes", 1},
+		{[]string{"--disk-dir", file}, "--disk-dir", 1},
+	} {
+		args := append([]string{"serve", "--listen", "127.0.0.1:0", "--data-dir", dataDirectory(t)}, c.args...)
+		if code, _, errOut := rocket(t, args...); code != c.code || !strings.Contains(errOut, c.want) {
+			t.Errorf("%v: exit %d, %q; want %d and %s", c.args, code, errOut, c.code, c.want)
+		}
+	}
+}

@@ -31,7 +31,7 @@ type serveCmd struct {
 	TLSKey          string        `name:"tls-key" help:"Its private key (PEM)." env:"ROCKET_TLS_KEY" placeholder:"FILE"`
 	AllowHost       []string      `help:"Host name under which clients reach the server, beside localhost. With keys and none named, any." env:"ROCKET_ALLOW_HOST" placeholder:"HOST"`
 	DataDir         string        `help:"Where the private Postgres and the disk tier keep their files." env:"ROCKET_DATA_DIR" placeholder:"DIR"`
-	DiskDir         string        `help:"Folder of the disk tier; default tier in the data folder." env:"ROCKET_DISK_DIR" placeholder:"DIR"`
+	DiskDir         string        `help:"Folder of the disk tier; default tier in the data folder. What another model or class left in it is removed." env:"ROCKET_DISK_DIR" placeholder:"DIR"`
 	DiskBytes       byteSize      `help:"Room on disk for caches of detached and old sessions, which outlive a restart; 0: none." default:"8GiB" env:"ROCKET_DISK_BYTES" placeholder:"SIZE"`
 	DatabaseURL     string        `help:"Postgres 15 or newer to use as the ledger; default a private one." env:"ROCKET_DATABASE_URL" placeholder:"URL"`
 	EventsRetention time.Duration `help:"Drop events older than this of sessions without an open turn, not their lineage and tokens; 0s: keep all." default:"0s" env:"ROCKET_EVENTS_RETENTION" placeholder:"DURATION"`

@@ -143,7 +143,7 @@ func openDisk(o DiskOptions, fs files) (*Disk, []Stored, error) {
 		o.SegmentBytes = max(minSegment, o.MaxBytes/segmentsAtMost)
 	}
 	if o.Queue < 0 || o.SegmentBytes < 0 || o.Identity.PageBytes <= 0 || o.Identity.StateBytes <= 0 {
-		return nil, nil, fmt.Errorf("open disk tier: sizes %d, %d, queue %d, segments of %d bytes", o.Identity.PageBytes,
+		return nil, nil, fmt.Errorf("sizes %d, %d, queue %d, segments of %d bytes", o.Identity.PageBytes,
 			o.Identity.StateBytes, o.Queue, o.SegmentBytes)
 	}
 	d := &Disk{o: o, fs: fs, identity: o.Identity.digest(), records: map[int64]*record{}}
@@ -151,7 +151,7 @@ func openDisk(o DiskOptions, fs files) (*Disk, []Stored, error) {
 	d.chunk = alignUp(max(int64(o.Identity.PageBytes), (most+maxChunks-1)/maxChunks))
 	d.o.SegmentBytes = max(o.SegmentBytes, d.segmentBytes(1))
 	if d.fit(o.MaxBytes) == 0 {
-		return nil, nil, fmt.Errorf("open disk tier: %d bytes hold no record, one takes %d", o.MaxBytes, d.segmentBytes(1))
+		return nil, nil, fmt.Errorf("%d bytes hold no record, one takes %d", o.MaxBytes, d.segmentBytes(1))
 	}
 	d.bufs = make(chan []byte, o.Queue)
 	for range o.Queue {
@@ -165,7 +165,7 @@ func openDisk(o DiskOptions, fs files) (*Disk, []Stored, error) {
 		if d.lock != nil {
 			_ = d.lock.Close()
 		}
-		return nil, nil, fmt.Errorf("open disk tier in %s: %w", o.Dir, err)
+		return nil, nil, fmt.Errorf("in %s: %w", o.Dir, err)
 	}
 	return d, stored, nil
 }
