@@ -14,16 +14,17 @@ func waiting(t *testing.T, queue int) (e *Engine, start func(ns string) (*Run, e
 	t.Helper()
 	e = newTestEngine(t, 64, 32, func(o *Options) { o.MaxSeqs, o.QueueLen = 1, queue })
 	r := rand.New(rand.NewPCG(91, 92))
-	start = func(ns string) (*Run, error) {
+	begin := func(ns string, tokens int) (*Run, error) {
 		line := randomLine(r, 20)
 		s, _, err := e.Open(t.Context(), line, OpenOptions{Namespace: ns, Lazy: true})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { e.Release(s) })
-		return e.Start(t.Context(), s, TurnRequest{Line: line, MaxTokens: 2, IgnoreEOS: true, Logprobs: -1})
+		return e.Start(t.Context(), s, TurnRequest{Line: line, MaxTokens: tokens, IgnoreEOS: true, Logprobs: -1})
 	}
-	first, err := start("flood")
+	start = func(ns string) (*Run, error) { return begin(ns, 2) }
+	first, err := begin("flood", 1<<20) // it must not end before the hold
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,7 +32,7 @@ func waiting(t *testing.T, queue int) (e *Engine, start func(ns string) (*Run, e
 	for _, st := first.Read(0); st.Phase == Queued; _, st = first.Read(0) {
 		<-first.Ready()
 	}
-	return e, start, func() { first.Hold(false) }
+	return e, start, first.Cancel
 }
 
 func TestAdmissionByTurns(t *testing.T) {
