@@ -35,6 +35,7 @@ func TestPrune(t *testing.T) {
 	}()
 	want := map[string][]int32{root.ID: r.line(root.ID), sibling: r.line(sibling)}
 
+	wantCode(t, r.Prune(t.Context(), Call{Tenant: "other"}, top), CodeNotFound, "")
 	key := Call{Tenant: DefaultTenant, IdempotencyKey: "p", Route: "prune"}
 	if err := r.Prune(t.Context(), key, top); err != nil {
 		t.Fatal(err)
