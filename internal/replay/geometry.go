@@ -49,7 +49,7 @@ func GeometryOf(name, state string) (Geometry, error) {
 		if state != "f32" {
 			return Geometry{}, fmt.Errorf("geometry nano: its state is kept in f32 only")
 		}
-		g.TokenBytes, g.SlotBytes = 1600, 632320
+		g.TokenBytes, g.SlotBytes = 1600, 634880
 	default:
 		return Geometry{}, fmt.Errorf("geometry %q: want one of %s", name, strings.Join(Geometries, ", "))
 	}
