@@ -44,7 +44,7 @@ func (b benchSessionsCmd) Run(c *console) (err error) {
 	if c.json {
 		return c.print(res)
 	}
-	c.say("%d sessions off a root of %d tokens: %.0f forks/s from %d clients, %.2f ms p50, %.2f ms p99", res.Sessions, res.Tokens, res.ForksPerSec, res.Clients, res.P50MS, res.P99MS)
+	c.say("%d sessions off a root of %d tokens: %.0f forks/s from %d clients, %.2f ms p50, %.2f ms p99, an empty commit %.2f ms", res.Sessions, res.Tokens, res.ForksPerSec, res.Clients, res.P50MS, res.P99MS, res.CommitMS)
 	c.say("a session: %.0f B in memory, %.0f B on the device, %.0f B in the ledger", res.HeapBytes, res.DeviceBytes, res.LedgerBytes)
 	return nil
 }

@@ -34,6 +34,7 @@ type IdleResult struct {
 	ForksPerSec float64 `json:"forks_per_second"`
 	P50MS       float64 `json:"request_ms_p50"`
 	P99MS       float64 `json:"request_ms_p99"`
+	CommitMS    float64 `json:"commit_ms_p50"`          // an empty commit of the same database, right after
 	HeapBytes   float64 `json:"heap_bytes_a_session"`   // Go heap in use after a collection
 	DeviceBytes float64 `json:"device_bytes_a_session"` // pages and states
 	LedgerBytes float64 `json:"ledger_bytes_a_session"`
@@ -58,6 +59,15 @@ func Idle(ctx context.Context, s IdleServer, o IdleOptions, progress Progress) (
 	}
 	out.ForksPerSec = float64(o.Sessions) / time.Since(began).Seconds()
 	out.P50MS, out.P99MS = percentile(took, 0.5), percentile(took, 0.99)
+	var commits []float64
+	for range restReps {
+		began := time.Now()
+		if err := s.Commit(ctx); err != nil {
+			return out, fmt.Errorf("empty commit: %w", err)
+		}
+		commits = append(commits, ms(time.Since(began)))
+	}
+	out.CommitMS = percentile(commits, 0.5)
 	after, err := s.usage(ctx)
 	if err != nil {
 		return out, err
