@@ -15,7 +15,6 @@ func (s *modelSnap) on(t Tier) bool {
 }
 
 func (p *modelPage) stays(t Tier) bool { return p.on(t) && (p.flying == nil || p.flying.ev.From != t) }
-func (s *modelSnap) stays(t Tier) bool { return s.on(t) && (s.flying == nil || s.flying.ev.From != t) }
 
 // within says whether any tier in [from, to) has the entry.
 func within(e interface{ on(Tier) bool }, from, to Tier) bool {

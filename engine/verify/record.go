@@ -95,7 +95,7 @@ func (c counts) MarshalText() ([]byte, error) {
 		}
 		raw = binary.AppendUvarint(raw, uint64(x))
 	}
-	if _, err := w.Write(raw); err == nil {
+	if _, err = w.Write(raw); err == nil {
 		err = w.Close()
 	}
 	if err != nil {
