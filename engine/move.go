@@ -100,7 +100,7 @@ func (e *Engine) toHost(v radix.Eviction) outcome {
 	case v.Disk != 0:
 		return outcome{to: radix.Disk, handle: v.Disk}
 	case e.host == nil:
-		return outcome{err: errNoTier}
+		return outcome{err: errNoHost}
 	}
 	parts, err := e.deviceBytes(v)
 	if err != nil {
@@ -114,9 +114,6 @@ func (e *Engine) toHost(v radix.Eviction) outcome {
 func (e *Engine) toDisk(ctx context.Context, v radix.Eviction, r tier.Record) outcome {
 	if v.Disk != 0 {
 		return outcome{to: radix.Disk, handle: v.Disk}
-	}
-	if e.disk == nil {
-		return outcome{err: errNoTier}
 	}
 	var parts [][]byte
 	var err error
@@ -135,7 +132,7 @@ func (e *Engine) toDisk(ctx context.Context, v radix.Eviction, r tier.Record) ou
 	return outcome{radix.Disk, handle, err}
 }
 
-var errNoTier = errors.New("no such tier")
+var errNoHost = errors.New("no host tier")
 
 // deviceBytes copies an eviction's bytes: a state, its partial page, a page.
 func (e *Engine) deviceBytes(v radix.Eviction) ([][]byte, error) {
@@ -184,12 +181,12 @@ func mapped(ranges []deviceRange) (parts [][]byte) {
 
 // fromDisk reads a record straight into the device's memory where that can be addressed.
 func (e *Engine) fromDisk(c blobCopy) error {
-	if err := e.fault("copy in"); err != nil {
-		return err
-	}
 	parts := mapped(e.ranges(c.slot, c.page))
 	if parts == nil {
 		return e.copyThrough(c)
+	}
+	if err := e.fault("copy in"); err != nil {
+		return err
 	}
 	if err := e.disk.Get(c.handle, parts...); err != nil {
 		return fmt.Errorf("read from the disk: %w", err)
