@@ -494,7 +494,7 @@ func TestFullDiskIsTriedOnce(t *testing.T) {
 	e.fail = func(what string) error {
 		if what == "write to disk" {
 			tries.Add(1)
-			return errNoTier
+			return errors.New("injected")
 		}
 		return nil
 	}
