@@ -53,6 +53,8 @@ var statuses = map[string]int{
 	string(sessions.CodeOverloaded):          http.StatusServiceUnavailable,
 	string(sessions.CodeLimit):               http.StatusTooManyRequests,
 	string(sessions.CodeUnauthenticated):     http.StatusUnauthorized,
+	string(sessions.CodeModelMismatch):       http.StatusConflict,
+	string(sessions.CodeMoved):               http.StatusServiceUnavailable,
 	string(sessions.CodeInternal):            http.StatusInternalServerError,
 	codeMalformed:                            http.StatusBadRequest,
 	codeTooLarge:                             http.StatusRequestEntityTooLarge,

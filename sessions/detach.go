@@ -140,6 +140,12 @@ func (o *operation) resume(ctx context.Context, save save) (ResumeResult, error)
 	if err := o.settled(); err != nil && ErrorCode(err) != CodeTurnInProgress {
 		return ResumeResult{}, err
 	}
+	s.mu.Lock()
+	fits := s.m.canRun(&s.row)
+	s.mu.Unlock()
+	if fits != nil {
+		return ResumeResult{}, fits
+	}
 	if err := s.loadLine(ctx); err != nil {
 		return ResumeResult{}, err
 	}

@@ -23,6 +23,8 @@ const (
 	CodeOverloaded          Code = "overloaded"
 	CodeLimit               Code = "limit"           // a tenant's quota; Field names it
 	CodeUnauthenticated     Code = "unauthenticated" // no API key that is good
+	CodeModelMismatch       Code = "model_mismatch"  // the session is of another model or class than this server runs
+	CodeMoved               Code = "session_moved"   // its epoch has risen under a reader, who must come back with the last one it saw
 	CodeInternal            Code = "internal"
 )
 

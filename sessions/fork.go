@@ -105,10 +105,13 @@ type fork struct {
 func (o *operation) newFork(ctx context.Context, at *int, kids []ForkChild) (*fork, error) {
 	s := o.session
 	s.mu.Lock()
-	state, t := s.row.state, s.turn
+	state, t, fits := s.row.state, s.turn, s.m.canRun(&s.row)
 	s.mu.Unlock()
 	if state == StateClosed {
 		return nil, fail(CodeSessionClosed, "the session is closed")
+	}
+	if fits != nil {
+		return nil, fits
 	}
 	if err := s.loadLine(ctx); err != nil {
 		return nil, err

@@ -5,54 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"time"
-
-	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 const (
-	// leaseTime is how long a server that says nothing counts as alive, unless
-	// its advisory lock is free.
-	leaseTime  = 15 * time.Second
-	leaseRenew = 3 * time.Second
-
 	ttlSweepEvery  = time.Second
 	ttlSweepMax    = 100                    // sessions closed in one sweep
 	ttlSessionWait = 500 * time.Millisecond // for one that is in use; a later sweep tries again
 	longSweepEvery = time.Minute
 )
 
-// keeper holds the connection that this server's life hangs on: the advisory
-// lock on it is what other servers look at. Only the keepAlive goroutine, after
-// Open.
-type keeper struct {
-	conn *pgxpool.Conn
-}
-
-// removeServer removes a server and what it kept in its memory. What it put on disk stays there.
-const removeServer = `WITH gone AS (DELETE FROM residency WHERE server_id = $1 AND tier <> 'disk') DELETE FROM servers WHERE id = $1`
-
-// register makes this server known and takes its lock.
-func (m *Manager) register(ctx context.Context) error {
-	conn, err := m.pool.Acquire(ctx)
-	if err != nil {
-		return fmt.Errorf("connect to the ledger: %w", err)
-	}
-	_, err = conn.Exec(ctx, `INSERT INTO servers (id, lease_until) VALUES ($1, now() + $2::interval)
-		ON CONFLICT (id) DO UPDATE SET lease_until = excluded.lease_until`, m.me, leaseTime)
-	if err == nil {
-		_, err = conn.Exec(ctx, `SELECT pg_try_advisory_lock(hashtextextended($1, 0))`, m.me.String())
-	}
-	if err != nil {
-		conn.Release()
-		return fmt.Errorf("register server: %w", err)
-	}
-	m.keeper.conn = conn
-	return nil
-}
-
-// keepAlive renews the lease and takes over what dead servers had. It does
-// nothing that can wait for a session: a lease that lapses loses all of them.
+// keepAlive renews the lease. It does nothing that can wait for a session: a
+// lease that lapses loses all of them.
 func (m *Manager) keepAlive() {
 	renew := time.NewTicker(leaseRenew)
 	defer renew.Stop()
@@ -63,12 +26,25 @@ func (m *Manager) keepAlive() {
 		case <-renew.C:
 		}
 		ctx, cancel := context.WithTimeout(m.ctx, leaseTime/2)
-		err := m.renew(ctx)
-		if err == nil {
-			err = m.takeStock(ctx)
-		}
+		m.kept(m.renew(ctx))
 		cancel()
-		m.kept(err)
+	}
+}
+
+// keepStock looks after the other servers: it takes over what dead ones had,
+// and starts turns that wait for a server.
+func (m *Manager) keepStock() {
+	look := time.NewTicker(leaseRenew)
+	defer look.Stop()
+	for {
+		select {
+		case <-m.ctx.Done():
+			return
+		case <-look.C:
+		}
+		ctx, cancel := context.WithTimeout(m.ctx, takeOverTimeout)
+		m.kept(m.takeStock(ctx))
+		cancel()
 	}
 }
 
@@ -99,65 +75,6 @@ func (m *Manager) kept(err error) {
 	if err != nil && m.ctx.Err() == nil {
 		m.log.Warn("keep the ledger", "error", err)
 	}
-}
-
-func (m *Manager) renew(ctx context.Context) error {
-	if c := m.keeper.conn; c != nil {
-		tag, err := c.Exec(ctx, `UPDATE servers SET lease_until = now() + $2::interval WHERE id = $1`, m.me, leaseTime)
-		if err == nil && tag.RowsAffected() == 1 {
-			return nil
-		}
-		m.keeper.conn = nil
-		c.Conn().Close(ctx) // and its lock with it
-		c.Release()
-	}
-	return m.register(ctx)
-}
-
-// dead lists the servers whose lease has run out or whose lock is free: a
-// server that was killed loses its lock with its connection.
-func (m *Manager) dead(ctx context.Context) ([]uuid.UUID, error) {
-	c := m.keeper.conn
-	if c == nil {
-		return nil, errors.New("not registered")
-	}
-	rows, err := c.Query(ctx, `SELECT id, lease_until < now() FROM servers WHERE id <> $1`, m.me)
-	if err != nil {
-		return nil, fmt.Errorf("list servers: %w", err)
-	}
-	type server struct {
-		id      uuid.UUID
-		expired bool
-	}
-	var all []server
-	for rows.Next() {
-		var s server
-		if err := rows.Scan(&s.id, &s.expired); err != nil {
-			rows.Close()
-			return nil, fmt.Errorf("list servers: %w", err)
-		}
-		all = append(all, s)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, fmt.Errorf("list servers: %w", err)
-	}
-	var out []uuid.UUID
-	for _, s := range all {
-		free := s.expired
-		if !free {
-			err := c.QueryRow(ctx, `SELECT pg_try_advisory_lock(hashtextextended($1, 0))`, s.id.String()).Scan(&free)
-			if err == nil && free {
-				_, err = c.Exec(ctx, `SELECT pg_advisory_unlock(hashtextextended($1, 0))`, s.id.String())
-			}
-			if err != nil {
-				return nil, fmt.Errorf("look at server %s: %w", s.id, err)
-			}
-		}
-		if free {
-			out = append(out, s.id)
-		}
-	}
-	return out, nil
 }
 
 // closeExpired closes sessions that were idle for as long as they may be.
@@ -260,7 +177,7 @@ func (m *Manager) releaseAll(ctx context.Context) {
 	for _, s := range m.sessions() {
 		s.dropSeq()
 	}
-	if c := m.keeper.conn; c != nil {
+	if c := m.reg.conn; c != nil {
 		defer c.Release()
 		defer c.Conn().Close(ctx) // and the lock with it
 	}

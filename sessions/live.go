@@ -98,6 +98,9 @@ func (m *Manager) acquire(ctx context.Context, tenant string, id uuid.UUID) (*se
 				return nil, err
 			}
 			s.set(x)
+			if s.foreignLocked() { // nobody else has it yet; others find it anew, since this memory of it will not be told
+				m.forgetForeign(s)
+			}
 			close(s.loaded)
 			return s, nil
 		}
@@ -172,6 +175,19 @@ func (m *Manager) forget(s *session) {
 	m.mu.Unlock()
 }
 
+// foreignLocked tells whether another server has the session.
+func (s *session) foreignLocked() bool { return s.row.owner != nil && *s.row.owner != s.m.me }
+
+// forgetForeign takes a session out of the live map for which there will be no
+// news. Who reads it may go on with what it has.
+func (m *Manager) forgetForeign(s *session) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.live[s.key] == s {
+		delete(m.live, s.key)
+	}
+}
+
 // hold acquires a session and the right to operate on it. The caller unlocks
 // s.ops.
 func (m *Manager) hold(ctx context.Context, tenant, id string) (*session, error) {
@@ -192,10 +208,14 @@ func (m *Manager) holdID(ctx context.Context, tenant string, id uuid.UUID) (*ses
 			return nil, err
 		}
 		s.mu.Lock()
-		gone := s.gone
+		gone, foreign := s.gone, s.foreignLocked()
 		s.lastUsed = time.Now()
 		s.mu.Unlock()
-		if !gone {
+		switch {
+		case foreign:
+			s.ops.unlock()
+			return nil, s.refused(errForeign)
+		case !gone:
 			return s, nil
 		}
 		s.ops.unlock()

@@ -76,9 +76,15 @@ func (s *session) visibleLocked() {
 
 // Log is a session's event log. Readers hold an offset (the next seq they
 // want), never a channel: a slow one only lags.
+//
+// A log is read in one epoch. When that rises under a reader, what it has seen
+// last may never have happened: it gets CodeMoved, and comes back with the
+// epoch that it knows. So it does when it waits for another server's session,
+// whose events are told there.
 type Log struct {
-	m   *Manager
-	key liveKey
+	m     *Manager
+	key   liveKey
+	epoch int64
 }
 
 // Log returns the session's event log.
@@ -87,10 +93,24 @@ func (m *Manager) Log(ctx context.Context, tenant, id string) (*Log, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := m.acquire(ctx, tenant, u); err != nil {
+	s, err := m.acquire(ctx, tenant, u)
+	if err != nil {
 		return nil, err
 	}
-	return &Log{m, liveKey{tenant, u}}, nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := m.canRead(&s.row); err != nil {
+		return nil, err
+	}
+	return &Log{m, liveKey{tenant, u}, s.row.epoch}, nil
+}
+
+// movedLocked refuses to read on in another epoch.
+func (l *Log) movedLocked(s *session) error {
+	if s.row.epoch == l.epoch {
+		return nil
+	}
+	return fail(CodeMoved, "the session was taken over: come back with the last epoch you saw")
 }
 
 // Start turns what a client knows into the first seq to read. epoch is the
@@ -147,6 +167,10 @@ func (l *Log) Read(ctx context.Context, from int64, max int) ([]Event, error) {
 		return nil, err
 	}
 	s.mu.Lock()
+	if err := l.movedLocked(s); err != nil {
+		s.mu.Unlock()
+		return nil, err
+	}
 	first, visible := s.log.first, s.log.visible
 	if from >= first || from > visible {
 		var out []Event
@@ -193,9 +217,16 @@ func (l *Log) Wait(ctx context.Context, from int64) (bool, error) {
 		case s.gone:
 			s.mu.Unlock()
 			continue
+		case s.row.epoch != l.epoch:
+			err = l.movedLocked(s)
+			s.mu.Unlock()
+			return false, err
 		case s.log.visible >= from:
 			s.mu.Unlock()
 			return true, nil
+		case s.foreignLocked():
+			s.mu.Unlock()
+			return false, fail(CodeMoved, "another server has the session: come back with the last epoch you saw")
 		}
 		if s.wake == nil {
 			s.wake = make(chan struct{})

@@ -17,7 +17,8 @@
 //     as hashes; a tenant's cached pages are salted from its row.
 //
 // Goroutines: one writer for all sessions (writer.go), one per open turn
-// (turn_run.go), keepers of the server's lease and of TTLs (keeper.go), one that
+// (turn_run.go), keepers of the server's lease, of the other servers' and of
+// TTLs (keeper.go), one that
 // ends streams of revoked keys (authenticate.go). Locks of one session are taken in the order ops, wlock, alock,
 // mu (live.go, operation.go); the manager's mu is never held while another lock is taken.
 package sessions
@@ -26,6 +27,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -46,7 +48,12 @@ const (
 	// opTimeout bounds one transaction of a call, waiting for locks included.
 	opTimeout = 15 * time.Second
 
-	poolConnsMax = 16
+	poolConnsMax = 18 // two of them are held: the lease's and that which listens
+
+	// stalledTxMax is how long the ledger lets a transaction wait for its next
+	// statement: a server that was stopped in the middle of one must not keep
+	// the rows that it has locked from those who take over.
+	stalledTxMax = 10 * time.Second
 )
 
 // Options configure Open. The database must have the newest schema.
@@ -55,6 +62,7 @@ type Options struct {
 	Engine      *engine.Engine // stays the caller's; it must outlive the Manager
 	Template    *chat.Template // nil: messages are refused
 	Log         *slog.Logger   // nil: none
+	Address     string         // base URL under which other servers of the ledger reach this one; "": they cannot
 	KeyFreshFor time.Duration  // 0: KeyFreshFor
 	// EventsRetention is how long events of sessions without an open turn are
 	// kept at least; 0: for good. Lineage and tokens always are.
@@ -84,7 +92,8 @@ type Manager struct {
 
 	writer *writer
 	hub    hub
-	keeper keeper
+	reg    registration
+	peers  peers
 	counts counters
 	keys   *Keys
 	known  tenants
@@ -126,6 +135,7 @@ func Open(ctx context.Context, opts Options) (*Manager, error) {
 	}
 	cfg.MaxConns = max(cfg.MaxConns, poolConnsMax)
 	cfg.ConnConfig.RuntimeParams["application_name"] = "rocket " + m.me.String()
+	cfg.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = strconv.FormatInt(stalledTxMax.Milliseconds(), 10)
 	if m.pool, err = pgxpool.NewWithConfig(ctx, cfg); err != nil {
 		return nil, fmt.Errorf("connect to the ledger: %w", err)
 	}
@@ -144,6 +154,8 @@ func Open(ctx context.Context, opts Options) (*Manager, error) {
 		return nil, err
 	}
 	m.wg.Go(m.keepAlive)
+	m.wg.Go(m.keepStock)
+	m.wg.Go(m.keepEars)
 	m.wg.Go(m.keepHouse)
 	m.wg.Go(func() { m.keys.keep(m.ctx, m.kept) })
 	return m, nil

@@ -158,6 +158,7 @@ func (s *session) apply(x *row, f *flush, e effect) {
 func (s *session) refused(err error) error {
 	switch {
 	case errors.Is(err, errForeign):
+		s.fence()
 		return &Error{Code: CodeOverloaded, Message: "another server has this session", cause: err}
 	case errors.Is(err, errStale):
 		s.fence()
@@ -173,12 +174,12 @@ func (s *session) refused(err error) error {
 // server believes: a running turn ends without a word, the next call loads
 // what is true.
 func (s *session) fence() {
-	s.m.log.Error("session fenced", "session", sessionID(s.key.id))
 	s.mu.Lock()
 	t, seq := s.turn, s.seq
 	s.turn, s.seq = nil, nil
 	s.mu.Unlock()
 	if t != nil {
+		s.m.log.Error("turn given up, the session is another server's", "session", sessionID(s.key.id), "turn", turnID(t.id))
 		t.abandon()
 	}
 	s.m.forget(s)

@@ -145,6 +145,9 @@ func (m *Manager) Tokens(ctx context.Context, tenant, id string, from, to *int) 
 	if err != nil {
 		return TokenRange{}, err
 	}
+	if err := m.canRead(&x); err != nil {
+		return TokenRange{}, err
+	}
 	a, b := 0, x.length
 	if from != nil {
 		a = *from
@@ -206,6 +209,9 @@ func (m *Manager) Turn(ctx context.Context, tenant, id, turn string) (Turn, erro
 	if err != nil {
 		return Turn{}, err
 	}
+	if err := m.canRead(&s); err != nil {
+		return Turn{}, err
+	}
 	x, err := selectTurn(ctx, m.pool, tenant, u, s.length, tu)
 	if err != nil {
 		return Turn{}, err
@@ -264,6 +270,9 @@ func (m *Manager) Turns(ctx context.Context, tenant, id string, f TurnFilter) (T
 	}
 	s, err := selectRow(ctx, m.pool, tenant, u)
 	if err != nil {
+		return TurnPage{}, err
+	}
+	if err := m.canRead(&s); err != nil {
 		return TurnPage{}, err
 	}
 	list, err := selectTurns(ctx, m.pool, tenant, u, s.length, after, n)

@@ -11,23 +11,47 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
+// takeOverTimeout bounds a look at the other servers with all that is taken
+// over. What was not finished is tried again as a whole.
+const takeOverTimeout = time.Minute
+
 // takeStock takes over the sessions of dead servers and starts the turns that
 // wait in the ledger for a server.
 func (m *Manager) takeStock(ctx context.Context) error {
-	dead, err := m.dead(ctx)
+	_, err := m.lookAround(ctx)
 	if err != nil {
 		return err
-	}
-	for _, id := range dead {
-		if err := m.takeOver(ctx, id); err != nil {
-			return fmt.Errorf("take over server %s: %w", id, err)
-		}
 	}
 	return m.startQueued(ctx)
 }
 
+// lookAround takes over what dead servers had. doubtful tells that a server
+// which must be dead does not look so yet: it had this one's address.
+func (m *Manager) lookAround(ctx context.Context) (doubtful bool, err error) {
+	list, err := m.Servers(ctx)
+	if err != nil {
+		return false, err
+	}
+	m.peers.keep(list)
+	recovered := m.reg.recovered.Load()
+	grace := recovered != 0 && time.Since(time.Unix(0, recovered)) < graceAfterOutage
+	for _, v := range list {
+		// two servers cannot listen at one address; those without one are told apart by their locks only
+		here := !v.Self && v.Address == m.opts.Address
+		if v.Self || !here && (v.Alive || grace) {
+			continue
+		}
+		taken, err := m.takeOver(ctx, v.id, here)
+		if err != nil {
+			return false, err
+		}
+		doubtful = doubtful || here && !taken
+	}
+	return doubtful, nil
+}
+
 // A server that was killed just now seems alive until Postgres has noticed that its connection is gone. Open looks
-// again this often and for this long while somebody else owns sessions; after that the keeper goes on looking.
+// again this often and for this long while there is one that had its address; after that the keeper goes on looking.
 const (
 	killedWait = 2 * time.Second
 	killedLook = 50 * time.Millisecond
@@ -38,16 +62,12 @@ func (m *Manager) firstStock(ctx context.Context) error {
 	look := time.NewTicker(killedLook)
 	defer look.Stop()
 	for until := time.Now().Add(killedWait); ; {
-		if err := m.takeStock(ctx); err != nil {
+		doubtful, err := m.lookAround(ctx)
+		if err != nil {
 			return err
 		}
-		var owned bool
-		err := m.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM sessions WHERE owner_server <> $1)`, m.me).Scan(&owned)
-		if err != nil {
-			return fmt.Errorf("look for other servers' sessions: %w", err)
-		}
-		if !owned || !time.Now().Before(until) {
-			return nil
+		if !doubtful || !time.Now().Before(until) {
+			return m.startQueued(ctx)
 		}
 		select {
 		case <-look.C:
@@ -57,15 +77,64 @@ func (m *Manager) firstStock(ctx context.Context) error {
 	}
 }
 
-// takeOver raises the epoch of a dead server's sessions and sets them free.
-// Running turns are interrupted at their last committed token; queued ones
-// stay queued.
-func (m *Manager) takeOver(ctx context.Context, server uuid.UUID) error {
-	rows, err := m.pool.Query(ctx, `SELECT s.tenant_id, s.id, t.id FROM sessions s
+// takeOver makes a dead server's sessions nobody's, in one transaction: their
+// epochs rise, running turns are interrupted at their last committed token,
+// queued ones stay queued. A server is dead when its lease has run out; with
+// gone, also when its lock is free. It returns false for one that lives.
+//
+// The server's row is locked first. Its renewal waits for that, finds the row
+// gone, and then knows.
+func (m *Manager) takeOver(ctx context.Context, server uuid.UUID, gone bool) (taken bool, err error) {
+	var ended []takenTurn
+	err = pgx.BeginFunc(ctx, m.pool, func(tx pgx.Tx) error {
+		var err error
+		if taken, err = isDead(ctx, tx, server, gone); err != nil || !taken {
+			return err
+		}
+		ended, err = m.takeSessions(ctx, tx, server)
+		return err
+	})
+	if err != nil {
+		return false, ledgerError("take over server "+server.String(), err)
+	}
+	for _, t := range ended {
+		m.log.Warn("turn interrupted by a crash", "session", t.event.SessionID, "turn", t.event.TurnID)
+		m.hub.publish(t.tenant, sessionID(t.root), t.event)
+	}
+	return taken, nil
+}
+
+func isDead(ctx context.Context, tx pgx.Tx, server uuid.UUID, gone bool) (bool, error) {
+	var dead bool
+	err := tx.QueryRow(ctx, `SELECT lease_until < now() FROM servers WHERE id = $1 FOR UPDATE`, server).Scan(&dead)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows): // another one was faster
+		return true, nil
+	case err != nil || dead || !gone:
+		return dead, err
+	}
+	err = tx.QueryRow(ctx, `SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))`, server.String()).Scan(&dead)
+	return dead, err
+}
+
+// takenTurn is the end of a turn that a dead server was running.
+type takenTurn struct {
+	tenant string
+	root   uuid.UUID
+	event  Event
+}
+
+func (m *Manager) takeSessions(ctx context.Context, tx pgx.Tx, server uuid.UUID) ([]takenTurn, error) {
+	// in the order of all who lock several
+	_, err := tx.Exec(ctx, `SELECT count(*) FROM (SELECT FROM sessions WHERE owner_server = $1 ORDER BY tenant_id, id FOR UPDATE) s`, server)
+	if err != nil {
+		return nil, fmt.Errorf("lock its sessions: %w", err)
+	}
+	rows, err := tx.Query(ctx, `SELECT s.tenant_id, s.id, t.id FROM sessions s
 		JOIN turns t ON t.tenant_id = s.tenant_id AND t.session_id = s.id AND t.state = 'running'
 		WHERE s.owner_server = $1`, server)
 	if err != nil {
-		return fmt.Errorf("find running turns: %w", err)
+		return nil, fmt.Errorf("find its running turns: %w", err)
 	}
 	type running struct {
 		tenant        string
@@ -75,52 +144,49 @@ func (m *Manager) takeOver(ctx context.Context, server uuid.UUID) error {
 		return x, r.Scan(&x.tenant, &x.session, &x.turn)
 	})
 	if err != nil {
-		return fmt.Errorf("find running turns: %w", err)
+		return nil, fmt.Errorf("find its running turns: %w", err)
 	}
+	var ended []takenTurn
 	for _, x := range list {
-		err := pgx.BeginFunc(ctx, m.pool, func(tx pgx.Tx) error { return m.interrupt(ctx, tx, server, x.tenant, x.session, x.turn) })
+		t, err := m.interrupt(ctx, tx, x.tenant, x.session, x.turn)
 		if err != nil {
-			return fmt.Errorf("interrupt %s: %w", turnID(x.turn), err)
+			return nil, fmt.Errorf("interrupt %s: %w", turnID(x.turn), err)
 		}
-		m.log.Warn("turn interrupted by a crash", "session", sessionID(x.session), "turn", turnID(x.turn))
+		ended = append(ended, t)
 	}
-	return pgx.BeginFunc(ctx, m.pool, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `UPDATE sessions SET owner_server = NULL, epoch = epoch + 1, rev = rev + 1 WHERE owner_server = $1`, server)
-		if err != nil {
-			return fmt.Errorf("set sessions free: %w", err)
-		}
-		if _, err := tx.Exec(ctx, removeServer, server); err != nil {
-			return fmt.Errorf("remove server: %w", err)
-		}
-		return nil
-	})
+	_, err = tx.Exec(ctx, `UPDATE sessions SET owner_server = NULL, epoch = epoch + 1, rev = rev + 1 WHERE owner_server = $1`, server)
+	if err != nil {
+		return nil, fmt.Errorf("set its sessions free: %w", err)
+	}
+	if _, err := tx.Exec(ctx, removeServer, server); err != nil {
+		return nil, fmt.Errorf("remove it: %w", err)
+	}
+	return ended, nil
 }
 
 // interrupt ends a crashed server's running turn where the ledger has it. The
 // first event of the new epoch says so.
-func (m *Manager) interrupt(ctx context.Context, tx pgx.Tx, server uuid.UUID, tenant string, session, turn uuid.UUID) error {
-	rows, err := tx.Query(ctx, `SELECT `+rowColumns+` FROM sessions s WHERE s.tenant_id = $1 AND s.id = $2 FOR UPDATE`, tenant, session)
+func (m *Manager) interrupt(ctx context.Context, tx pgx.Tx, tenant string, session, turn uuid.UUID) (takenTurn, error) {
+	var end takenTurn
+	rows, err := tx.Query(ctx, `SELECT `+rowColumns+` FROM sessions s WHERE s.tenant_id = $1 AND s.id = $2`, tenant, session)
 	if err != nil {
-		return err
+		return end, err
 	}
 	x, err := pgx.CollectExactlyOneRow(rows, scanRow)
 	if err != nil {
-		return err
-	}
-	if x.owner == nil || *x.owner != server {
-		return nil // another server was faster
+		return end, err
 	}
 	t, err := selectTurn(ctx, tx, tenant, session, x.length, turn)
-	if err != nil || t.state != TurnRunning {
-		return err
+	if err != nil {
+		return end, err
 	}
 	now, err := txNow(ctx, tx)
 	if err != nil {
-		return err
+		return end, err
 	}
 	last, text := x.lastSeq, ""
 	if text, err = m.mergeRuns(ctx, tx, &x, &t); err != nil {
-		return err
+		return end, err
 	}
 	x.epoch++
 	events := []Event{{Type: EventTurnInterrupted, TurnID: turnID(turn), Time: now,
@@ -128,7 +194,7 @@ func (m *Manager) interrupt(ctx context.Context, tx pgx.Tx, server uuid.UUID, te
 	number(events, &x)
 	b := &pgx.Batch{}
 	if err := insertEvents(b, tenant, session, events); err != nil {
-		return err
+		return end, err
 	}
 	b.Queue(`UPDATE turns SET state = 'interrupted', finish_reason = 'interrupted', text = $3, tok_to = $4, ended_at = $5
 		WHERE tenant_id = $1 AND id = $2`, tenant, turn, text, x.length, now)
@@ -136,7 +202,7 @@ func (m *Manager) interrupt(ctx context.Context, tx pgx.Tx, server uuid.UUID, te
 	x.touch(now)
 	b.Queue(`UPDATE sessions SET owner_server = NULL, epoch = $3, rev = rev + 1, state = $4, last_seq = $5, updated_at = $6, expires_at = $7
 		WHERE tenant_id = $1 AND id = $2`, tenant, session, x.epoch, x.state, x.lastSeq, x.updated, x.expires)
-	return sendBatch(ctx, tx, "interrupt turn", b)
+	return takenTurn{tenant, x.root, events[0]}, sendBatch(ctx, tx, "interrupt turn", b)
 }
 
 // mergeRuns makes one row of each range of consecutive deltas of a turn, as
@@ -159,11 +225,16 @@ func (m *Manager) mergeRuns(ctx context.Context, tx pgx.Tx, x *row, t *turnRow) 
 	if err != nil {
 		return "", err
 	}
-	cut := newCutter(m.tok, stops)
 	text := ""
+	cut := newCutter(m.tok, stops)
+	if m.canRead(x) != nil {
+		cut = nil // whoever can reads the text from the tokens
+	}
 	var merged []run
 	for _, g := range list {
-		text += cut.push(g.ids)
+		if cut != nil {
+			text += cut.push(g.ids)
+		}
 		n := len(merged)
 		if n == 0 || merged[n-1].firstSeq+int64(len(merged[n-1].cuts)) != g.firstSeq {
 			merged = append(merged, g)
@@ -181,7 +252,10 @@ func (m *Manager) mergeRuns(ctx context.Context, tx pgx.Tx, x *row, t *turnRow) 
 	for _, g := range merged {
 		insertRun(b, x.tenant, x.id, g)
 	}
-	return text + cut.flush(), sendBatch(ctx, tx, "merge runs", b)
+	if cut != nil {
+		text += cut.flush()
+	}
+	return text, sendBatch(ctx, tx, "merge runs", b)
 }
 
 // startQueued runs the queued turns of sessions that are nobody's.
@@ -220,10 +294,10 @@ func (m *Manager) requeue(ctx context.Context, x *turnRow) error {
 	return m.operate(ctx, x.tenant, sessionID(x.session), func(o *operation) error {
 		s := o.session
 		s.mu.Lock()
-		busy, length := s.turn != nil, s.row.length
+		busy, length, fits := s.turn != nil, s.row.length, m.canRun(&s.row)
 		s.mu.Unlock()
-		if busy || length != x.from {
-			return nil // it is under way by now
+		if busy || length != x.from || fits != nil {
+			return nil // it is under way by now, or another server's to run
 		}
 		if err := s.loadLine(ctx); err != nil {
 			return err

@@ -149,8 +149,8 @@ func TestTakeoverFencesTheOldOwner(t *testing.T) {
 	if _, err := r.pool.Exec(t.Context(), "UPDATE servers SET lease_until = now() - interval '1 second' WHERE id = $1", old.me); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.takeOver(t.Context(), old.me); err != nil {
-		t.Fatal(err)
+	if taken, err := r.takeOver(t.Context(), old.me, false); err != nil || !taken {
+		t.Fatal(taken, err)
 	}
 	got := r.wait(s.ID, turn.ID)
 	if got.State != TurnInterrupted || r.get(s.ID).Epoch != 2 {

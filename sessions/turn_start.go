@@ -54,6 +54,9 @@ func (o *operation) newTurn(ctx context.Context, req TurnRequest) (*turn, error)
 	case open || x.state == StateRunning:
 		return nil, fail(CodeTurnInProgress, "a turn is in progress")
 	}
+	if err := s.m.canRun(&x); err != nil {
+		return nil, err
+	}
 	if err := s.loadLine(ctx); err != nil {
 		return nil, err
 	}

@@ -111,6 +111,9 @@ func lockTree(w *work, x *row) {
 // and counts the write.
 func updateSession(w *work, me uuid.UUID, x *row, newChildren int) {
 	x.rev++
+	if x.owner == nil {
+		w.queue(`SELECT pg_notify($1, $2)`, ownerChannel, ownerPayload(liveKey{x.tenant, x.id}))
+	}
 	x.owner = &me
 	w.queue(`UPDATE sessions SET owner_server = $3, rev = rev + 1, epoch = $4, state = $5, length = $6,
 			last_seq = $7, turn_count = $8, child_count = child_count + $9, title = $10, labels = $11, pin = $12,
