@@ -40,7 +40,7 @@ func TestLedgerAwayInMidTurn(t *testing.T) {
 // forked once.
 const turnStart = 4
 
-func waitFor(t *testing.T, ok func() bool) {
+func waitFor(t testing.TB, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {

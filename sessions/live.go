@@ -214,7 +214,7 @@ func (m *Manager) holdID(ctx context.Context, tenant string, id uuid.UUID) (*ses
 		switch {
 		case foreign:
 			s.ops.unlock()
-			return nil, s.refused(errForeign)
+			return nil, s.refused(ErrForeign)
 		case !gone:
 			return s, nil
 		}

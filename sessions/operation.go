@@ -157,7 +157,7 @@ func (s *session) apply(x *row, f *flush, e effect) {
 // is not what memory says is forgotten, the next call loads it anew.
 func (s *session) refused(err error) error {
 	switch {
-	case errors.Is(err, errForeign):
+	case errors.Is(err, ErrForeign):
 		s.fence()
 		return &Error{Code: CodeOverloaded, Message: "another server has this session", cause: err}
 	case errors.Is(err, errStale):

@@ -213,7 +213,7 @@ func (p *pruning) commit(ctx context.Context, save save) (err error, handed bool
 			}
 		})
 		return ledgerError("prune", err), true
-	case errors.Is(err, errForeign):
+	case errors.Is(err, ErrForeign):
 		return &Error{Code: CodeOverloaded, Message: "another server has a session of the subtree", cause: err}, false
 	case errors.Is(err, errGrew):
 		return err, false
@@ -241,7 +241,7 @@ func (p *pruning) lock(w *work) {
 			n++
 			switch {
 			case owner != nil && *owner != p.m.me && !deleted:
-				return errForeign
+				return ErrForeign
 			case deleted || rev != p.rows[id].rev || state == StateRunning:
 				return errGrew
 			}

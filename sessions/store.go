@@ -158,8 +158,8 @@ func selectLine(ctx context.Context, q querier, tenant string, id uuid.UUID, fro
 }
 
 var (
-	// errForeign: another server owns the session.
-	errForeign = errors.New("session is owned by another server")
+	// ErrForeign is the cause of an error when another server has the session.
+	ErrForeign = errors.New("session is owned by another server")
 	// errStale: the ledger's row is not the one in memory.
 	errStale = errors.New("session changed in the ledger")
 )

@@ -93,7 +93,7 @@ func lockSession(w *work, me uuid.UUID, known *row) {
 		case !found || deleted != nil:
 			return notFound("session", sessionID(known.id))
 		case owner != nil && *owner != me:
-			return errForeign
+			return ErrForeign
 		case epoch != known.epoch || rev != known.rev:
 			return errStale
 		}
