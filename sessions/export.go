@@ -48,6 +48,9 @@ func (m *Manager) Export(ctx context.Context, tenant, id string, w io.Writer) er
 	opts := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
 	err = pgx.BeginTxFunc(ctx, m.pool, opts, func(tx pgx.Tx) error {
 		x.tx = tx
+		if _, err := tx.Exec(ctx, waitForClient); err != nil {
+			return err
+		}
 		return x.write(ctx, u)
 	})
 	return ledgerError("export", err)

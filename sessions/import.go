@@ -56,7 +56,10 @@ func (m *Manager) Import(ctx context.Context, call Call, r io.Reader) (ImportRes
 		}
 		i := &importing{m: m, tenant: call.Tenant, b: b}
 		began := time.Now()
-		err, _ := m.transact(ctx, (*work).readNow, func(w *work) error { return i.write(ctx, w, save) })
+		err, _ := m.transact(ctx, func(w *work) {
+			w.queue(waitForClient)
+			w.readNow()
+		}, func(w *work) error { return i.write(ctx, w, save) })
 		if i.failed != nil { // the ledger only knows that the rows ended
 			return ImportResult{}, i.failed
 		}

@@ -216,27 +216,26 @@ func (m *Manager) Turn(ctx context.Context, tenant, id, turn string) (Turn, erro
 	if err != nil {
 		return Turn{}, err
 	}
-	t, ids, err := m.readTurn(ctx, u, s.length, &x)
+	t, ids, err := m.readTurn(ctx, u, &x)
 	t.Tokens = ids
 	return t, err
 }
 
 // readTurn makes a turn of a row, and reads its tokens from the line of the
-// session that was asked for, of length tokens.
-func (m *Manager) readTurn(ctx context.Context, session uuid.UUID, length int, x *turnRow) (Turn, []int32, error) {
+// session that was asked for.
+func (m *Manager) readTurn(ctx context.Context, session uuid.UUID, x *turnRow) (Turn, []int32, error) {
 	t, err := x.turn()
 	if err != nil {
 		return t, nil, err
 	}
-	to := min(x.to, length)
-	if x.promptTo >= to {
+	if x.promptTo >= x.to {
 		return t, []int32{}, nil
 	}
-	ids, err := m.readLine(ctx, x.tenant, session, x.promptTo, to)
+	ids, err := m.readLine(ctx, x.tenant, session, x.promptTo, x.to)
 	if err != nil {
 		return t, nil, err
 	}
-	if x.state == TurnRunning || x.clipped || x.inherited && x.text == "" {
+	if x.textFromTokens() {
 		stops, err := x.stops()
 		if err != nil {
 			return t, nil, err
@@ -283,8 +282,8 @@ func (m *Manager) Turns(ctx context.Context, tenant, id string, f TurnFilter) (T
 	for i := range list[:min(len(list), n-1)] {
 		x := &list[i]
 		var t Turn
-		if x.state == TurnRunning || x.clipped || x.inherited && x.text == "" {
-			t, _, err = m.readTurn(ctx, u, s.length, x)
+		if x.textFromTokens() {
+			t, _, err = m.readTurn(ctx, u, x)
 		} else {
 			t, err = x.turn()
 		}

@@ -268,6 +268,9 @@ func ledgerError(what string, err error) error {
 	if errors.Is(err, context.Canceled) {
 		return err
 	}
+	if e, ok := errors.AsType[*pgconn.PgError](err); ok && e.ConstraintName == "sessions_owner_server_fkey" {
+		return &Error{Code: CodeOverloaded, Message: "this server was taken for dead and is about to come back, try again", cause: err}
+	}
 	if isUnavailable(err) {
 		return &Error{Code: CodeLedgerUnavailable, Message: "the ledger does not answer", cause: fmt.Errorf("%s: %w", what, err)}
 	}
@@ -280,6 +283,9 @@ func isUnavailable(err error) bool {
 	e, ok := errors.AsType[*pgconn.PgError](err)
 	if !ok {
 		return !errors.Is(err, pgx.ErrNoRows) && isConnError(err)
+	}
+	if e.Code == "25P03" { // this server stood still in the middle of a transaction
+		return true
 	}
 	switch e.Code[:2] {
 	case "08", "57", "53": // connection, shutting down or starting up, out of resources

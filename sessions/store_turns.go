@@ -36,6 +36,13 @@ func (x *turnRow) fields() []any {
 		&x.text, &x.finish, &x.usage, &x.problem, &x.probs, &x.created, &x.started, &x.ended}
 }
 
+// textFromTokens tells whether the row has not the text that its tokens make:
+// there is none before the end, not of a part, not after a purge, and not of
+// a turn that a server without its tokenizer ended.
+func (x *turnRow) textFromTokens() bool {
+	return x.state == TurnRunning || x.clipped || x.text == "" && x.to > x.promptTo
+}
+
 func (x *turnRow) stops() ([]string, error) {
 	var r TurnRequest
 	if err := json.Unmarshal(x.request, &r); err != nil {

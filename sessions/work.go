@@ -62,6 +62,10 @@ func (m *Manager) transact(ctx context.Context, lock func(w *work), write func(w
 	return err, unknown
 }
 
+// waitForClient lets a transaction stand still: it goes at the pace of the one
+// who reads or sends a bundle, and locks nobody out.
+const waitForClient = `SET LOCAL idle_in_transaction_session_timeout = 0`
+
 // readNow gives the transaction its time.
 func (w *work) readNow() {
 	w.queue("SELECT now()").QueryRow(func(r pgx.Row) error {
