@@ -108,13 +108,12 @@ func (m *Manager) deleteSession(ctx context.Context, tenant, id string, save sav
 	if _, err := s.cancelTurn(ctx); err != nil {
 		return err
 	}
-	var parent *uuid.UUID
 	var at time.Time
 	err = s.still(ctx, func(o *operation) error {
 		return o.commit(ctx, effect{
 			tree: true,
 			write: func(ctx context.Context, w *work, x *row) error {
-				parent, at = x.parent, w.now
+				at = w.now
 				x.state, x.deleted, x.title, x.labels, x.ttl = StateClosed, &at, "", map[string]string{}, nil
 				x.touch(at)
 				if err := deleteRow(ctx, w, x); err != nil {
@@ -133,31 +132,11 @@ func (m *Manager) deleteSession(ctx context.Context, tenant, id string, save sav
 	}
 	m.forget(s)
 	s.dropSeq()
-	if parent != nil {
-		m.childGone(liveKey{tenant, *parent})
-	}
 	m.mu.Lock()
 	delete(m.tenants, tenant) // count anew
 	m.mu.Unlock()
 	m.hub.publish(tenant, sessionID(s.row.root), Event{Type: EventSessionDeleted, SessionID: sessionID(s.key.id), Epoch: s.row.epoch, Time: at})
 	return nil
-}
-
-// childGone keeps a live parent's count right.
-func (m *Manager) childGone(k liveKey) {
-	m.mu.Lock()
-	p := m.live[k]
-	m.mu.Unlock()
-	if p == nil {
-		return
-	}
-	select {
-	case <-p.loaded:
-		p.mu.Lock()
-		p.row.childCount--
-		p.mu.Unlock()
-	default:
-	}
 }
 
 // deleteRow marks a session deleted, purges what nobody inherits, and does the

@@ -350,9 +350,6 @@ func (p *pruning) apply() {
 		p.m.hub.publish(p.tenant, sessionID(p.top.root),
 			Event{Type: EventSessionDeleted, SessionID: sessionID(id), Epoch: p.rows[id].epoch, Time: p.now})
 	}
-	if p.top.parent != nil {
-		p.m.childGone(liveKey{p.tenant, *p.top.parent})
-	}
 	p.m.mu.Lock()
 	delete(p.m.tenants, p.tenant) // count anew
 	p.m.mu.Unlock()

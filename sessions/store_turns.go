@@ -90,27 +90,35 @@ func insertTurn(b *pgx.Batch, x *turnRow) {
 		x.tenant, x.id, x.session, x.state, x.request, x.seed, x.prompt, x.from, x.promptTo, x.to, x.created, x.started)
 }
 
+// notDeleted keeps a statement about a line from reading what a deletion has
+// left of it since the session's row was read.
+const notDeleted = ` AND EXISTS (SELECT FROM sessions own WHERE own.tenant_id = $1 AND own.id = $2 AND own.deleted_at IS NULL)`
+
 // selectTurns reads own and inherited turns of a session whose line has length
 // tokens, newest first, those older than after if it is given.
 func selectTurns(ctx context.Context, q querier, tenant string, session uuid.UUID, length int, after *uuid.UUID, limit int) ([]turnRow, error) {
 	rows, err := q.Query(ctx, linesCTE+`
 		SELECT `+turnColumns+`, l.depth > 0, l.cut
 		FROM line l JOIN turns t ON t.tenant_id = l.tenant_id AND t.session_id = l.id
-		WHERE (l.depth = 0 OR t.tok_from < l.cut AND t.tok_to > t.tok_from) AND ($4::uuid IS NULL OR t.id < $4)
+		WHERE (l.depth = 0 OR t.tok_from < l.cut AND t.tok_to > t.tok_from) AND ($4::uuid IS NULL OR t.id < $4)`+notDeleted+`
 		ORDER BY t.id DESC LIMIT $5`, tenant, session, length, after, limit)
 	if err != nil {
 		return nil, ledgerError("read turns", err)
 	}
 	list, err := pgx.CollectRows(rows, scanTurn)
+	if err == nil && len(list) == 0 { // has it none, or is it gone?
+		_, err = selectRow(ctx, q, tenant, session)
+	}
 	return list, ledgerError("read turns", err)
 }
 
-// selectTurn reads one own or inherited turn.
+// selectTurn reads one own or inherited turn, of a session that has not been
+// deleted.
 func selectTurn(ctx context.Context, q querier, tenant string, session uuid.UUID, length int, id uuid.UUID) (turnRow, error) {
 	rows, err := q.Query(ctx, linesCTE+`
 		SELECT `+turnColumns+`, l.depth > 0, l.cut
 		FROM line l JOIN turns t ON t.tenant_id = l.tenant_id AND t.session_id = l.id
-		WHERE t.id = $4 AND (l.depth = 0 OR t.tok_from < l.cut AND t.tok_to > t.tok_from)`, tenant, session, length, id)
+		WHERE t.id = $4 AND (l.depth = 0 OR t.tok_from < l.cut AND t.tok_to > t.tok_from)`+notDeleted, tenant, session, length, id)
 	if err != nil {
 		return turnRow{}, ledgerError("read turn", err)
 	}

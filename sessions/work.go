@@ -76,9 +76,11 @@ func (w *work) readNow() {
 }
 
 // lockSession locks a session's row for an owner's write. The row must be the
-// one that the caller knows (rev) and not be another server's.
+// one that the caller knows (rev) and not be another server's. Its count of
+// children is read anew: who deletes a child writes it, and nothing else of the
+// row, so that rev does not tell.
 func lockSession(w *work, me uuid.UUID, known *row) {
-	w.queue(`SELECT owner_server, epoch, rev, deleted_at, now() FROM sessions
+	w.queue(`SELECT owner_server, epoch, rev, deleted_at, child_count, now() FROM sessions
 		WHERE tenant_id = $1 AND id = $2 FOR UPDATE`, known.tenant, known.id).Query(func(rows pgx.Rows) error {
 		var owner *uuid.UUID
 		var epoch, rev int64
@@ -86,7 +88,7 @@ func lockSession(w *work, me uuid.UUID, known *row) {
 		found := false
 		for rows.Next() {
 			found = true
-			if err := rows.Scan(&owner, &epoch, &rev, &deleted, &w.now); err != nil {
+			if err := rows.Scan(&owner, &epoch, &rev, &deleted, &known.childCount, &w.now); err != nil {
 				return fmt.Errorf("lock session: %w", err)
 			}
 		}
