@@ -13,7 +13,7 @@ ARGS     ?=
 # go-nvml binds functions that its own header calls deprecated: a page of warnings about somebody else's code.
 export CGO_CFLAGS := -O2 -g -Wno-deprecated-declarations
 
-.PHONY: help setup run build test race lint bench web browser clean
+.PHONY: help setup run build test race lint bench soak web browser clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ bench: build ## fork cost, batch ladder and roofline on the nano model, as JSON 
 	$(BIN) bench fork --json
 	$(BIN) bench ladder --json
 	$(BIN) bench roofline --json
+
+soak: setup build ## kill a server 50 times under load and check that nothing acknowledged is lost or has happened twice
+	@$(BIN) soak $(ARGS)
 
 web: ## rebuild web/dist from web/src (needs Node 20 or newer), after type check and unit tests
 	cd web && npm ci --no-audit --no-fund && npm run check && npm test && npm run build

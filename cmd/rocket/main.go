@@ -37,6 +37,7 @@ type commands struct {
 	Model      modelCmd      `cmd:"" help:"Look at a model's files."`
 	CheckCache checkCacheCmd `cmd:"" help:"Have a server prove a sample of its cache against recomputation."`
 	Doctor     doctorCmd     `cmd:"" help:"Check what this machine has and lacks."`
+	Soak       soakCmd       `cmd:"" hidden:"" help:"Kill servers under load and check that nothing acknowledged is lost."`
 	Version    versionCmd    `cmd:"" help:"Print what was built."`
 }
 
