@@ -31,7 +31,7 @@ func (m *Manager) closeSession(ctx context.Context, tenant, id string, save save
 	if !goOn {
 		return out, nil
 	}
-	if _, err := s.cancelTurn(ctx); err != nil {
+	if err := s.cancelTurn(ctx); err != nil {
 		return Session{}, err
 	}
 	var events []Event
@@ -61,18 +61,21 @@ func (m *Manager) closeSession(ctx context.Context, tenant, id string, save save
 	return out, err
 }
 
-// cancelTurn cancels the open turn, in whatever phase, and waits for its end
-// to be committed. It returns the turn, nil if there was none. The caller
-// holds ops.
-func (s *session) cancelTurn(ctx context.Context) (*turn, error) {
+// cancelTurn cancels the open turn, if there is one, in whatever phase, and
+// waits for its end to be committed. The caller holds ops.
+func (s *session) cancelTurn(ctx context.Context) error {
 	s.mu.Lock()
 	t := s.turn
+	idle := s.row.owner != nil && *s.row.owner == s.m.me && s.row.state != StateRunning
 	s.mu.Unlock()
-	if t == nil {
-		return nil, nil
+	switch {
+	case t != nil:
+		t.run.Cancel()
+		return t.wait(ctx)
+	case idle:
+		return nil
 	}
-	t.run.Cancel()
-	return t, t.wait(ctx)
+	return s.endWaiting(ctx)
 }
 
 // wait returns when the turn's end is committed.
@@ -105,7 +108,7 @@ func (m *Manager) deleteSession(ctx context.Context, tenant, id string, save sav
 		return err
 	}
 	defer s.ops.unlock()
-	if _, err := s.cancelTurn(ctx); err != nil {
+	if err := s.cancelTurn(ctx); err != nil {
 		return err
 	}
 	var at time.Time

@@ -122,8 +122,8 @@ const subtreeCTE = `WITH RECURSIVE tree AS (
 	SELECT c.id, t.depth + 1 FROM tree t JOIN sessions c ON c.tenant_id = $1 AND c.parent_id = t.id
 )`
 
-// hold takes those of the subtree that are in memory, ends their turns and
-// makes them stand still. One that comes into memory later, and is used, is
+// hold takes those of the subtree that are in memory or have an open turn, ends
+// their turns and makes them stand still. One that comes into memory later, and is used, is
 // found out by its rev.
 func (p *pruning) hold(ctx context.Context) error {
 	for more := true; more; {
@@ -135,7 +135,8 @@ func (p *pruning) hold(ctx context.Context) error {
 			p.m.mu.Lock()
 			_, live := p.m.live[liveKey{p.tenant, id}]
 			p.m.mu.Unlock()
-			if !live || p.held[id] != nil {
+			waits := p.rows[id].state == StateRunning // in the ledger, for a server
+			if !live && !waits || p.held[id] != nil {
 				continue
 			}
 			s, err := p.m.holdID(ctx, p.tenant, id)
@@ -160,7 +161,7 @@ func (p *pruning) hold(ctx context.Context) error {
 		}
 	}
 	for _, s := range still {
-		if _, err := s.cancelTurn(ctx); err != nil {
+		if err := s.cancelTurn(ctx); err != nil {
 			return err
 		}
 	}

@@ -355,7 +355,7 @@ func (m *Manager) Cancel(ctx context.Context, call Call, id string) (Turn, error
 				return Turn{}, ledgerError("store cancellation", err)
 			}
 		}
-		if _, err := s.cancelTurn(ctx); err != nil {
+		if err := s.cancelTurn(ctx); err != nil {
 			return Turn{}, err
 		}
 		return out, nil

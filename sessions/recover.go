@@ -294,7 +294,7 @@ func (m *Manager) requeue(ctx context.Context, x *turnRow) error {
 	return m.operate(ctx, x.tenant, sessionID(x.session), func(o *operation) error {
 		s := o.session
 		s.mu.Lock()
-		busy, length, fits := s.turn != nil, s.row.length, m.canRun(&s.row)
+		busy, length, fits := s.turn != nil || s.row.state != StateRunning, s.row.length, m.canRun(&s.row)
 		s.mu.Unlock()
 		if busy || length != x.from || fits != nil {
 			return nil // it is under way by now, or another server's to run

@@ -76,7 +76,7 @@ func (m *Manager) releaseSession(ctx context.Context, tenant string, id uuid.UUI
 	}
 	defer s.ops.unlock()
 	if cancelTurn {
-		if _, err := s.cancelTurn(ctx); err != nil {
+		if err := s.cancelTurn(ctx); err != nil {
 			return false, err
 		}
 	}

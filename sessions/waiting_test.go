@@ -1,0 +1,94 @@
+package sessions
+
+import (
+	"testing"
+
+	"rocket/internal/localpg/pgtest"
+)
+
+// Turns that wait in the ledger because no server has room for them are ended like others.
+func TestEndTurnsThatWaitForAServer(t *testing.T) {
+	eng, url := narrow(t, 8), pgtest.New(t)
+	r := openRigOn(t, url, eng)
+	busy := r.create("a")
+	r.start(busy.ID, endless)
+	var ids, turns []string
+	for range 5 {
+		s := r.create("b")
+		ids = append(ids, s.ID)
+		turns = append(turns, r.start(s.ID, endless).ID)
+	}
+	if err := r.Shutdown(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	full := narrow(t, 0) // another ledger's turn has the only place
+	other := openRigOn(t, pgtest.New(t), full)
+	other.start(other.create("a").ID, endless)
+
+	r = openRigOn(t, url, full)
+	for i, id := range ids {
+		if got := r.get(id); got.State != StateRunning {
+			t.Fatalf("session %d with a queued turn: %+v", i, got)
+		}
+	}
+	got, err := r.Cancel(t.Context(), local, ids[0])
+	if err != nil || got.ID != turns[0] || got.State != TurnCancelled || got.From != got.To {
+		t.Errorf("cancel: %+v, %v", got, err)
+	}
+	if s := r.get(ids[0]); s.State != StateIdle {
+		t.Errorf("after the cancel: %+v", s)
+	}
+	if s, err := r.Close(t.Context(), local, ids[1]); err != nil || s.State != StateClosed {
+		t.Errorf("close: %+v, %v", s, err)
+	}
+	if got, err := r.Turn(t.Context(), DefaultTenant, ids[1], turns[1]); err != nil || got.State != TurnCancelled {
+		t.Errorf("turn of the closed session: %+v, %v", got, err)
+	}
+	if err := r.Delete(t.Context(), local, ids[2]); err != nil {
+		t.Error("delete:", err)
+	}
+	if err := r.Prune(t.Context(), local, ids[3]); err != nil {
+		t.Error("prune:", err)
+	}
+	if k := kinds(r.ledgerEvents(ids[1])); k != "session.created turn.cancelled session.closed" {
+		t.Errorf("events %q", k)
+	}
+	other.Shutdown(t.Context())
+	r.mustTakeStock() // now there is room
+	if got, err := r.Cancel(t.Context(), local, ids[4]); err != nil || got.State != TurnCancelled {
+		t.Errorf("cancelled after it began: %+v, %v", got, err)
+	}
+	if got := r.turn(ids[0], "", 3); got.State != TurnCompleted {
+		t.Errorf("turn after a cancelled one: %+v", got)
+	}
+}
+
+// A turn that this server gave up, and that the ledger has as running, is ended by a cancel.
+func TestCancelEndsAnOrphan(t *testing.T) {
+	r := newRig(t)
+	s := r.create("a")
+	turn := r.start(s.ID, endless)
+	l, _ := r.Log(t.Context(), DefaultTenant, s.ID)
+	if ok, err := l.Wait(t.Context(), turnStart+3); !ok || err != nil {
+		t.Fatal(err)
+	}
+	x, err := r.hold(t.Context(), DefaultTenant, s.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, func() bool { // its start is committed
+		got, err := r.Turn(t.Context(), DefaultTenant, s.ID, turn.ID)
+		return err == nil && got.State == TurnRunning
+	})
+	x.fence()
+	x.ops.unlock()
+	_, err = r.StartTurn(t.Context(), local, s.ID, TurnRequest{})
+	wantCode(t, err, CodeTurnInProgress, "")
+	got, err := r.Cancel(t.Context(), local, s.ID)
+	if err != nil || got.State != TurnInterrupted {
+		t.Errorf("cancel: %+v, %v", got, err)
+	}
+	if got := r.turn(s.ID, "", 3); got.State != TurnCompleted {
+		t.Errorf("turn after it: %+v", got)
+	}
+}
