@@ -15,6 +15,15 @@
 // the node where their last full page ends: at the page edge itself, or past it
 // with a partial page (an exact tail, matched only as a whole).
 //
+// # Whose bytes
+//
+// Every key has an account: pages and slots charged to it from AllocPage and
+// AllocSlot to their last release (or from when a tree took them over), whoever
+// holds them and however many do, and its copies on the lower tiers. SetLimit
+// bounds what a key should have on the device and the host together. A key over
+// it is in Over, and EvictOwn picks what it gives up, its own things only. A pool's
+// id is never two keys'.
+//
 // # Counts
 //
 // A line of n tokens has consumed n-1; the last is pending. Match takes the
@@ -73,8 +82,9 @@
 //     with several children on the device stays.
 //   - What goes first is a matter of rank alone (see value.go), never of a scan: the
 //     queues hold exactly what may go, in order.
-//   - Pins hold half of each pool at most; what they name is locked too.
+//   - Pins hold half of each pool at most, and of their key's limit; what they
+//     name is locked too.
 //   - Locked and evictable counts, counts by tier and the candidates' heaps
-//     equal what a full walk finds.
+//     equal what a full walk finds; so do the accounts of every key.
 //   - Match changes nothing.
 package radix

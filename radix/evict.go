@@ -44,6 +44,8 @@ func (ev *Eviction) Line(dst []int32) []int32 {
 
 // orphan is what an eviction in flight still holds after its entry was dropped.
 type orphan struct {
+	tree       *tree
+	bytes      int64 // of each copy on a lower tier
 	page, slot int32
 	low        [tiers]int64
 }
@@ -52,8 +54,11 @@ type orphan struct {
 // held by nobody but the tree, no device page below them; in the policy's order.
 // When such pages run out it picks snapshots for their tail pages.
 func (f *Forest) EvictPages(n int, now int64) []Eviction {
-	out := make([]Eviction, 0, min(n, f.pageQueues[Device].Len()))
-	p := f.picker(Device)
+	return f.evictPages(f.picker(Device), n)
+}
+
+func (f *Forest) evictPages(p picker, n int) []Eviction {
+	out := make([]Eviction, 0, min(n, p.pageQueue.Len()))
 	for len(out) < n {
 		top := p.page()
 		if top == nil {
@@ -75,8 +80,11 @@ func (f *Forest) EvictPages(n int, now int64) []Eviction {
 // EvictSlots picks up to n snapshots whose device slots free memory when they
 // go: not locked, held by nobody but the tree; in the policy's order.
 func (f *Forest) EvictSlots(n int, now int64) []Eviction {
-	out := make([]Eviction, 0, min(n, f.snapQueues[Device].Len()))
-	p := f.picker(Device)
+	return f.evictSlots(f.picker(Device), n)
+}
+
+func (f *Forest) evictSlots(p picker, n int) []Eviction {
+	out := make([]Eviction, 0, min(n, p.snapQueue.Len()))
 	for len(out) < n {
 		s := p.snap(nil)
 		if s == nil {
@@ -90,30 +98,26 @@ func (f *Forest) EvictSlots(n int, now int64) []Eviction {
 
 // EvictDevice picks pages and snapshots of at least the given bytes, or what
 // there is, for a device whose memory is not divided between the two.
-func (f *Forest) EvictDevice(bytes int64, now int64) []Eviction { return f.evict(Device, bytes) }
+func (f *Forest) EvictDevice(bytes int64, now int64) []Eviction {
+	return f.evict(f.picker(Device), bytes)
+}
 
 // EvictHost picks host copies of at least the given bytes, or what there is:
 // first copies that a faster tier has too, then in the policy's order. Settle the
 // picks in order: a page may wait for the snapshot that hangs on it.
-func (f *Forest) EvictHost(bytes int64, now int64) []Eviction { return f.evict(Host, bytes) }
+func (f *Forest) EvictHost(bytes int64, now int64) []Eviction { return f.evict(f.picker(Host), bytes) }
 
 // EvictDisk does the same on the disk.
-func (f *Forest) EvictDisk(bytes int64, now int64) []Eviction { return f.evict(Disk, bytes) }
+func (f *Forest) EvictDisk(bytes int64, now int64) []Eviction { return f.evict(f.picker(Disk), bytes) }
 
-func (f *Forest) evict(t Tier, bytes int64) []Eviction {
+func (f *Forest) evict(p picker, bytes int64) []Eviction {
 	var out []Eviction
-	p := f.picker(t)
 	for got := int64(0); got < bytes; got += out[len(out)-1].Bytes {
-		s, n := p.snap(nil), p.page()
-		switch {
-		case s != nil && (n == nil || s.places[t].key <= n.places[t].key):
-			out = append(out, f.pickSnap(s, t))
-		case n != nil:
-			out = append(out, f.pickPage(n, t))
-		default:
-			p.done()
-			return out
+		c := p.next()
+		if !c.there() {
+			break
 		}
+		out = append(out, f.pick1(c))
 	}
 	p.done()
 	return out
@@ -122,17 +126,50 @@ func (f *Forest) evict(t Tier, bytes int64) []Eviction {
 // picker looks at what goes next from a tier. What may not go for a reason that
 // the queues do not know is held aside until it is done.
 type picker struct {
-	f     *Forest
-	t     Tier
-	pages []*node
-	snaps []*snap
+	f         *Forest
+	t         Tier
+	pageQueue *queue[*node]
+	snapQueue *queue[*snap]
+	pages     []*node
+	snaps     []*snap
 }
 
-func (f *Forest) picker(t Tier) picker { return picker{f: f, t: t} }
+func (f *Forest) picker(t Tier) picker {
+	return picker{f: f, t: t, pageQueue: &f.pageQueues[t], snapQueue: &f.snapQueues[t]}
+}
+
+// candidate is what a picker would pick next: a page or a snapshot, or nothing.
+type candidate struct {
+	page *node
+	snap *snap
+	from Tier
+	life float64 // its rank, so that it can be compared with those of another tier
+}
+
+func (c candidate) there() bool { return c.page != nil || c.snap != nil }
+
+// next returns what goes next, a snapshot or a page.
+func (p *picker) next() candidate {
+	s, n := p.snap(nil), p.page()
+	switch {
+	case s != nil && (n == nil || s.places[p.t].key <= n.places[p.t].key):
+		return candidate{snap: s, from: p.t, life: p.f.life(s.places[p.t].key, p.t)}
+	case n != nil:
+		return candidate{page: n, from: p.t, life: p.f.life(n.places[p.t].key, p.t)}
+	}
+	return candidate{}
+}
+
+func (f *Forest) pick1(c candidate) Eviction {
+	if c.snap != nil {
+		return f.pickSnap(c.snap, c.from)
+	}
+	return f.pickPage(c.page, c.from)
+}
 
 // page returns the page that goes next and leaves it in its queue.
 func (p *picker) page() *node {
-	q := &p.f.pageQueues[p.t]
+	q := p.pageQueue
 	for {
 		n, ok := q.top()
 		if !ok {
@@ -147,7 +184,7 @@ func (p *picker) page() *node {
 
 // snap returns the wanted snapshot that goes next and leaves it in its queue.
 func (p *picker) snap(want func(*snap) bool) *snap {
-	q := &p.f.snapQueues[p.t]
+	q := p.snapQueue
 	for {
 		s, ok := q.top()
 		switch {
@@ -263,7 +300,7 @@ func (f *Forest) giveUpPage(n *node, t Tier) {
 	if t == Device {
 		f.pages.Release(f.clearDevice(n))
 	} else {
-		f.free(t, f.clearLow(n, t))
+		f.letGoLow(n.tree, t, f.clearLow(n, t), f.opts.PageBytes)
 	}
 }
 
@@ -271,7 +308,7 @@ func (f *Forest) giveUpSnap(s *snap, t Tier) {
 	if t == Device {
 		f.releaseSlot(f.clearSlot(s))
 	} else {
-		f.free(t, f.clearSnapLow(s, t))
+		f.letGoLow(s.node.tree, t, f.clearSnapLow(s, t), f.snapBytes(s))
 	}
 }
 
@@ -381,7 +418,15 @@ func (f *Forest) letGo(fl flight, o orphan) {
 	}
 	f.releaseSlot(o.slot, o.page)
 	for t := Host; t < tiers; t++ {
-		f.free(t, o.low[t])
+		f.letGoLow(o.tree, t, o.low[t], o.bytes)
+	}
+}
+
+// letGoLow frees a copy on a lower tier that was in a tree's account.
+func (f *Forest) letGoLow(of *tree, t Tier, handle, bytes int64) {
+	if handle != 0 {
+		f.stored(of, t, -bytes)
+		f.free(t, handle)
 	}
 }
 

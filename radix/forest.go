@@ -41,6 +41,9 @@ type Forest struct {
 	pages      *Pool
 	slots      *Pool
 	roots      map[string]*node
+	trees      map[string]*tree    // of the roots, and of keys that have something else
+	sweepAt    int                 // so many trees are looked through for empty ones
+	over       []*tree             // those over their limits, and some that were
 	owner      []*node             // by device page id: the node that names it
 	pageQueues [tiers]queue[*node] // what may be evicted from a tier, first to go on top
 	snapQueues [tiers]queue[*snap]
@@ -61,6 +64,8 @@ func NewForest(pages, slots *Pool, opts Options) *Forest {
 	f := &Forest{
 		opts: opts, pages: pages, slots: slots,
 		roots:   map[string]*node{},
+		trees:   map[string]*tree{},
+		sweepAt: accountsMin,
 		owner:   make([]*node, pages.Size()),
 		orphans: map[uint64]orphan{},
 		lost:    make(lost, lostEntries),
@@ -99,11 +104,6 @@ type node struct {
 
 func (n *node) place(t Tier) *place { return &n.places[t] }
 func (n *node) deep() int           { return int(n.depth) }
-
-// tree is what the nodes of one key have in common.
-type tree struct {
-	key string
-}
 
 // flight marks an entry that an eviction has picked and not yet settled.
 type flight struct {
@@ -218,7 +218,7 @@ func (f *Forest) walk(key string, tokens []int32, pages int) *node {
 func (f *Forest) root(key string) *node {
 	n := f.roots[key]
 	if n == nil {
-		n = f.newNode(nil, &tree{key})
+		n = f.newNode(nil, f.account(key))
 		n.hash = keyHash(key)
 		f.roots[key] = n
 	}
@@ -231,6 +231,7 @@ func (f *Forest) pruneRoot(n *node) {
 		delete(f.roots, n.tree.key)
 		n.gone = true
 		f.version++
+		f.pruneAccount(n.tree)
 	}
 }
 
@@ -305,6 +306,7 @@ func (f *Forest) grow(n *node, page *[PageTokens]int32) *node {
 
 func (f *Forest) setDevice(n *node, id int32) {
 	f.pages.Retain(id)
+	f.chargePage(n.tree, id)
 	f.owner[id], n.dev = n, id
 	f.stats.Pages[Device]++
 	f.enter(Device, f.opts.PageBytes)
@@ -328,11 +330,13 @@ func (f *Forest) clearDevice(n *node) int32 {
 
 func (f *Forest) setLow(n *node, t Tier, handle int64) {
 	n.low[t] = handle
+	f.stored(n.tree, t, f.opts.PageBytes)
 	f.stats.Pages[t]++
 	f.enter(t, f.opts.PageBytes)
 }
 
-// clearLow takes a lower tier's handle out of the node; it is the caller's now.
+// clearLow takes a lower tier's handle out of the node; it is the caller's now,
+// and stays in the tree's account until then.
 func (f *Forest) clearLow(n *node, t Tier) int64 {
 	h := n.low[t]
 	n.low[t] = 0
@@ -399,7 +403,7 @@ func (f *Forest) remove(top *node) {
 		for len(n.snaps) > 0 {
 			f.removeSnap(n.snaps[len(n.snaps)-1])
 		}
-		o := orphan{page: None, slot: None}
+		o := orphan{tree: n.tree, bytes: f.opts.PageBytes, page: None, slot: None}
 		if n.dev >= 0 {
 			o.page = f.clearDevice(n)
 		}

@@ -14,6 +14,7 @@ func (x *machine) check(t *rapid.T) {
 			in[id]++
 		}
 	}
+	x.checkAccounts(t)
 	var want Stats
 	for n, p := range x.mp {
 		hold(pages, p.dev)
@@ -105,6 +106,9 @@ func (x *machine) drain(t *rapid.T) {
 		x.f.Unpin(&p.pin)
 	}
 	x.pins = nil
+	for key := range x.limits {
+		x.f.SetLimit(key, NoLimit)
+	}
 	for {
 		evs := append(x.f.EvictSlots(modelSlots, x.tick()), x.f.EvictPages(modelPages, x.now)...)
 		evs = append(evs, x.f.EvictHost(1<<40, x.now)...)

@@ -54,7 +54,11 @@ func (x *machine) pin(t *rapid.T) {
 	if want {
 		x.pins = append(x.pins, p)
 		pages, snaps := x.pinCounts()
-		if want = pages <= modelPages/pinShare && snaps <= modelSlots/pinShare; !want {
+		want = pages <= modelPages/pinShare && snaps <= modelSlots/pinShare
+		if limit, ok := x.limits[key]; ok {
+			want = want && x.pinnedBytes(key) <= limit/pinShare
+		}
+		if !want {
 			x.pins = x.pins[:len(x.pins)-1]
 		}
 	}

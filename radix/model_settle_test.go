@@ -150,7 +150,7 @@ func (x *machine) losePages(top string) {
 			continue
 		}
 		if q.flying != nil {
-			*q.flying = modelFlight{ev: q.flying.ev, orphan: true, page: q.dev, slot: None, low: q.low}
+			*q.flying = modelFlight{ev: q.flying.ev, name: o, orphan: true, page: q.dev, slot: None, low: q.low}
 		} else {
 			x.freeAll(q.low)
 		}
@@ -162,7 +162,7 @@ func (x *machine) losePages(top string) {
 func (x *machine) loseSnap(n string) {
 	s := x.ms[n]
 	if s.flying != nil {
-		*s.flying = modelFlight{ev: s.flying.ev, orphan: true, page: s.tail, slot: s.slot, low: s.low}
+		*s.flying = modelFlight{ev: s.flying.ev, name: n, orphan: true, page: s.tail, slot: s.slot, low: s.low}
 	} else {
 		x.freeAll(s.low)
 	}

@@ -60,6 +60,7 @@ type machine struct {
 	lost    map[string]bool // dropped for room; snapshots with a "+" behind
 	seqs    []*modelSeq
 	pins    []*modelPin
+	limits  map[string]int64 // by key
 	flights []*modelFlight
 	freed   map[int64]int // by handle; those of two tiers differ
 	now     int64
@@ -78,7 +79,7 @@ func newMachine(policy Policy) *machine {
 	return &machine{
 		f:      NewForest(pages, slots, Options{PageBytes: 10, SlotBytes: 100, Policy: policy}),
 		policy: policy, pages: pages, slots: slots,
-		mp: map[string]*modelPage{}, ms: map[string]*modelSnap{}, freed: map[int64]int{}, lost: map[string]bool{},
+		mp: map[string]*modelPage{}, ms: map[string]*modelSnap{}, freed: map[int64]int{}, lost: map[string]bool{}, limits: map[string]int64{},
 	}
 }
 
@@ -235,7 +236,7 @@ func (x *machine) open(t *rapid.T) {
 // fill allocates the pages that the sequence lacks, as far as there are any.
 func (x *machine) fill(s *modelSeq) {
 	for len(s.pages) < len(s.tokens)/PageTokens {
-		id, ok := x.pages.Alloc()
+		id, ok := x.f.AllocPage(s.key)
 		if !ok {
 			s.tokens = s.tokens[:max(len(s.pages)*PageTokens, nameLen(s.locked))]
 			return
@@ -312,14 +313,18 @@ func (x *machine) publish(t *rapid.T) {
 	case 1:
 		snap.Disk = x.newHandle()
 	default:
-		slot, ok := x.slots.Alloc()
+		allocSlot, allocPage := func(string) (int32, bool) { return x.slots.Alloc() }, func(string) (int32, bool) { return x.pages.Alloc() }
+		if rapid.Bool().Draw(t, "charged") { // else the tree's, if it keeps them
+			allocSlot, allocPage = x.f.AllocSlot, x.f.AllocPage
+		}
+		slot, ok := allocSlot(s.key)
 		if !ok {
 			t.Skip("no slot")
 		}
 		defer x.slots.Release(slot)
 		snap.Slot = slot
 		if at%PageTokens != 0 {
-			tail, ok := x.pages.Alloc()
+			tail, ok := allocPage(s.key)
 			if !ok {
 				t.Skip("no tail page")
 			}
@@ -418,7 +423,7 @@ func runModel(t *rapid.T) {
 		"match":      func(t *rapid.T) { key, line := x.drawLine(t); x.match(t, key, line) },
 		"evictPages": x.evictPages, "evictSlots": x.evictSlots,
 		"evictDevice": x.evictLow(Device), "evictHost": x.evictLow(Host), "evictDisk": x.evictLow(Disk), "restore": x.restore, "forget": x.forget,
-		"pin": x.pin, "unpin": x.unpin,
+		"pin": x.pin, "unpin": x.unpin, "limit": x.limit, "evictOwn": x.evictOwn, "evictOwnKind": x.evictOwnKind,
 		"settle": x.settle, "settle again": x.settle, "settle more": x.settle,
 		"": x.check,
 	})

@@ -3,8 +3,8 @@ package radix
 import "fmt"
 
 // A pin may hold at most one part in pinShare of the page pool and of the slot
-// pool, all pins together; one that would pass it is refused. So whoever is not
-// pinned always finds room.
+// pool, all pins together, and of its key's limit, all the key's together; one
+// that would pass it is refused. So whoever is not pinned always finds room.
 const pinShare = 2
 
 // Pin keeps a line's pages and its deepest snapshot from leaving the tier where
@@ -15,8 +15,8 @@ type Pin struct {
 
 // Pin pins the pages that the tree has of these consumed tokens and the deepest
 // snapshot at or below their end. It is false, and nothing is pinned, if there is
-// nothing to pin or all pins together would pass their share of a pool. Pages
-// that come later need a new one.
+// nothing to pin or all pins together would pass their share of a pool or of the
+// key's limit. Pages that come later need a new one.
 func (f *Forest) Pin(key string, tokens []int32) (Pin, bool) {
 	n := f.walk(key, tokens, len(tokens)/PageTokens)
 	if n == nil {
@@ -47,8 +47,10 @@ func (f *Forest) Pin(key string, tokens []int32) (Pin, bool) {
 	if f.stats.PinnedPages+pages > f.pages.Size()/pinShare || f.stats.PinnedSnapshots+slots > f.slots.Size()/pinShare {
 		return Pin{}, false
 	}
-	f.stats.PinnedPages += pages
-	f.stats.PinnedSnapshots += slots
+	if t := n.tree; t.limit != NoLimit && t.pinned+f.pinBytes(pages, slots) > t.limit/pinShare {
+		return Pin{}, false
+	}
+	f.pinned(n.tree, pages, slots)
 	for m := n; m != nil; m = m.parent {
 		m.pins++
 		if m.pins > 1 {
@@ -69,10 +71,11 @@ func (f *Forest) Unpin(p *Pin) {
 	if s != nil {
 		s.pins--
 		if s.pins == 0 {
-			f.stats.PinnedSnapshots--
+			tails := 0
 			if len(s.TailTokens) > 0 {
-				f.stats.PinnedPages--
+				tails++
 			}
+			f.pinned(n.tree, -tails, -1)
 		}
 	}
 	for ; n != nil; n = n.parent {
@@ -81,10 +84,21 @@ func (f *Forest) Unpin(p *Pin) {
 			break
 		}
 		if n.parent != nil {
-			f.stats.PinnedPages--
+			f.pinned(n.tree, -1, 0)
 		}
 	}
 	f.Unlock(&p.lock)
+}
+
+// pinned counts pages and slots that pins name now, or no more.
+func (f *Forest) pinned(t *tree, pages, slots int) {
+	f.stats.PinnedPages += pages
+	f.stats.PinnedSnapshots += slots
+	t.pinned += f.pinBytes(pages, slots)
+}
+
+func (f *Forest) pinBytes(pages, slots int) int64 {
+	return int64(pages)*f.opts.PageBytes + int64(slots)*f.opts.SlotBytes
 }
 
 // checkPins verifies a node's pins against its children's and its own use.

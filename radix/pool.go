@@ -12,11 +12,13 @@ type Pool struct {
 	name string
 	refs []int32
 	free []int32 // a stack: the id freed last is the warmest in the caches
+
+	charged []*tally // by id: whose it is; nil: nobody's
 }
 
 // NewPool returns a pool with the ids 0..n-1, all free; name is for panics.
 func NewPool(name string, n int) *Pool {
-	p := &Pool{name: name, refs: make([]int32, n), free: make([]int32, n)}
+	p := &Pool{name: name, refs: make([]int32, n), free: make([]int32, n), charged: make([]*tally, n)}
 	for i := range p.free {
 		p.free[i] = int32(n - 1 - i)
 	}
@@ -48,7 +50,35 @@ func (p *Pool) Release(id int32) (freed bool) {
 		return false
 	}
 	p.free = append(p.free, id)
+	if t := p.charged[id]; t != nil {
+		t.n--
+		p.charged[id] = nil
+	}
 	return true
+}
+
+// charge counts an id for somebody until it is free. One that is another's
+// already would be shared by two keys.
+func (p *Pool) charge(id int32, to *tally) {
+	switch p.charged[id] {
+	case to:
+	case nil:
+		p.charged[id] = to
+		to.n++
+	default:
+		panic(fmt.Sprintf("radix: %s %d is another key's", p.name, id))
+	}
+}
+
+// tallied counts the ids by whose they are.
+func (p *Pool) tallied() map[*tally]int {
+	out := map[*tally]int{}
+	for _, t := range p.charged {
+		if t != nil {
+			out[t]++
+		}
+	}
+	return out
 }
 
 func (p *Pool) mustHold(verb string, id int32) {
@@ -81,8 +111,8 @@ func (p *Pool) Check() error {
 			return fmt.Errorf("pool %s: free id %d out of range", p.name, id)
 		case seen[id]:
 			return fmt.Errorf("pool %s: id %d is free twice", p.name, id)
-		case p.refs[id] != 0:
-			return fmt.Errorf("pool %s: free id %d has %d references", p.name, id, p.refs[id])
+		case p.refs[id] != 0 || p.charged[id] != nil:
+			return fmt.Errorf("pool %s: free id %d has %d references, or is somebody's", p.name, id, p.refs[id])
 		}
 		seen[id] = true
 	}

@@ -15,16 +15,26 @@ type ranked interface {
 
 // place is where an entry stands in a tier's queue.
 type place struct {
-	key float64 // rank: the lowest goes first
-	at  int32   // index in the queue plus one; 0 not in it
+	key float64  // rank: the lowest goes first
+	at  [2]int32 // index in the tier's queue and in the key's own, plus one; 0 not in it
 }
 
-// queue orders what may leave a tier by rank. It holds exactly the entries that
-// are evictable there.
+// The queues that an entry may be in, on each tier.
+const (
+	ofTier = iota
+	ofKey
+)
+
+// queue orders what may leave a tier by rank, of all keys or of one. It holds
+// exactly the entries that are evictable there.
 type queue[T ranked] struct {
 	tier    Tier
+	which   int // ofTier or ofKey
 	entries []T
 }
+
+// at is where the entry stands, plus one.
+func (q *queue[T]) at(e T) *int32 { return &e.place(q.tier).at[q.which] }
 
 func (q *queue[T]) Len() int { return len(q.entries) }
 func (q *queue[T]) Less(i, j int) bool {
@@ -39,12 +49,12 @@ func (q *queue[T]) Less(i, j int) bool {
 }
 func (q *queue[T]) Swap(i, j int) {
 	q.entries[i], q.entries[j] = q.entries[j], q.entries[i]
-	q.entries[i].place(q.tier).at, q.entries[j].place(q.tier).at = int32(i)+1, int32(j)+1
+	*q.at(q.entries[i]), *q.at(q.entries[j]) = int32(i)+1, int32(j)+1
 }
 func (q *queue[T]) Push(x any) {
 	e := x.(T)
 	q.entries = append(q.entries, e)
-	e.place(q.tier).at = int32(len(q.entries))
+	*q.at(e) = int32(len(q.entries))
 }
 func (q *queue[T]) Pop() any {
 	var none T
@@ -52,20 +62,21 @@ func (q *queue[T]) Pop() any {
 	e := q.entries[last]
 	q.entries[last] = none
 	q.entries = q.entries[:last]
-	e.place(q.tier).at = 0
+	*q.at(e) = 0
 	return e
 }
 
 // set puts the entry in or out of the queue, or moves it to its new rank.
 func (q *queue[T]) set(e T, want bool, key float64) {
 	p := e.place(q.tier)
-	in := p.at > 0
+	at := p.at[q.which]
+	in := at > 0
 	p.key = key
 	switch {
 	case in && !want:
-		heap.Remove(q, int(p.at)-1)
+		heap.Remove(q, int(at)-1)
 	case in:
-		heap.Fix(q, int(p.at)-1)
+		heap.Fix(q, int(at)-1)
 	case !in && want:
 		heap.Push(q, e)
 	}
@@ -80,7 +91,7 @@ func (q *queue[T]) top() (e T, ok bool) {
 }
 
 func (q *queue[T]) holds(e T) bool {
-	at := int(e.place(q.tier).at) - 1
+	at := int(*q.at(e)) - 1
 	return at >= 0 && at < len(q.entries) && q.entries[at] == e
 }
 

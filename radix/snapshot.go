@@ -166,11 +166,13 @@ func (s *Snapshot) valid(tokens int) error {
 
 func (f *Forest) setSlot(s *snap, slot, tail int32) {
 	f.slots.Retain(slot)
+	f.chargeSlot(s.node.tree, slot)
 	s.Slot = slot
 	f.stats.Snapshots[Device]++
 	f.enter(Device, f.snapBytes(s))
 	if tail >= 0 {
 		f.pages.Retain(tail)
+		f.chargePage(s.node.tree, tail)
 		s.Tail = tail
 		f.stats.Tails[Device]++
 	}
@@ -205,6 +207,7 @@ func (f *Forest) addSnapLow(s *snap, t Tier, handle int64) {
 		return
 	}
 	*h = handle
+	f.stored(s.node.tree, t, f.snapBytes(s))
 	f.stats.Snapshots[t]++
 	f.enter(t, f.snapBytes(s))
 	if len(s.TailTokens) > 0 {
@@ -233,7 +236,7 @@ func (f *Forest) snapBytes(s *snap) int64 {
 
 // removeSnap takes an unlocked snapshot out of the tree with its references.
 func (f *Forest) removeSnap(s *snap) {
-	o := orphan{page: None, slot: None}
+	o := orphan{tree: s.node.tree, bytes: f.snapBytes(s), page: None, slot: None}
 	if s.Slot >= 0 {
 		o.slot, o.page = f.clearSlot(s)
 	}

@@ -83,8 +83,12 @@ func (u *touched) inherit(o *touched) {
 func (f *Forest) placePage(n *node) {
 	for t := range tiers {
 		want := n.evictable(t)
-		if want || n.places[t].at > 0 {
-			f.pageQueues[t].set(n, want, f.pageKey(n, t))
+		if want || n.places[t].at != [2]int32{} {
+			key := f.pageKey(n, t)
+			f.pageQueues[t].set(n, want, key)
+			if own := n.tree.own; own != nil {
+				own.pages[t].set(n, want, key)
+			}
 		}
 	}
 }
@@ -109,8 +113,11 @@ func (f *Forest) pageKey(n *node, t Tier) float64 {
 func (f *Forest) placeSnap(s *snap) {
 	for t := range tiers {
 		key := f.snapKey(s, t)
-		if want := s.evictable(t); want || s.places[t].at > 0 {
+		if want := s.evictable(t); want || s.places[t].at != [2]int32{} {
 			f.snapQueues[t].set(s, want, key)
+			if own := s.node.tree.own; own != nil {
+				own.snaps[t].set(s, want, key)
+			}
 		} else {
 			s.places[t].key = key
 		}
