@@ -35,6 +35,7 @@ const (
 	codeSubscriptionsMax = "too_many_subscriptions"
 	codeConnectionsMax   = "too_many_connections"
 	codeAdminKey         = "admin_key_required"
+	codePeerGone         = "owner_unreachable" // another server has the session and does not answer
 )
 
 // statuses is the one mapping from error codes to HTTP status; a code that is
@@ -68,6 +69,7 @@ var statuses = map[string]int{
 	codeUpgradeRequired:                      http.StatusUpgradeRequired,
 	codeDraining:                             http.StatusServiceUnavailable,
 	codeAdminKey:                             http.StatusForbidden,
+	codePeerGone:                             http.StatusServiceUnavailable,
 	codeSubscriptionsMax:                     http.StatusTooManyRequests,
 	codeConnectionsMax:                       http.StatusServiceUnavailable,
 }
@@ -155,6 +157,10 @@ func (s *Server) problem(err error) *Problem {
 		return codeProblem(string(sessions.CodeUnauthenticated), "an API key is needed: Authorization: Bearer KEY, or x-api-key: KEY", "")
 	case errors.Is(err, errDraining):
 		return codeProblem(codeDraining, "the server is shutting down", "")
+	case errors.Is(err, errPeerGone):
+		return codeProblem(codePeerGone, "another server has the session and does not answer; it is taken over if that server is gone", "")
+	case errors.Is(err, errPeerAddress):
+		return codeProblem(codePeerGone, "another server has the session, and its address does not lead there", "")
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		// The caller went away, or waited as long as it may: no fault of ours.
 		return codeProblem(codeTimeout, "the call was given up; it may have had its effect", "")

@@ -24,6 +24,7 @@ type metrics struct {
 	sse      prometheus.Gauge
 	closes   *prometheus.CounterVec
 	refused  prometheus.Counter
+	proxied  prometheus.Counter
 
 	turns     *prometheus.CounterVec
 	ttft      prometheus.Histogram
@@ -46,6 +47,7 @@ func newMetrics(s *Server) *metrics {
 			Name: "rocket_websocket_closed_total", Help: "WebSockets that this server closed, by close code.",
 		}, []string{"code"}),
 		refused: prometheus.NewCounter(prometheus.CounterOpts{Name: "rocket_unauthenticated_total", Help: "Requests without an API key that is good."}),
+		proxied: prometheus.NewCounter(prometheus.CounterOpts{Name: "rocket_proxied_total", Help: "Calls and frames that were passed on to the server that has the session."}),
 		turns: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "rocket_turns_total", Help: "Turns that ended, by state and finish reason.",
 		}, []string{"state", "finish_reason"}),
@@ -61,7 +63,7 @@ func newMetrics(s *Server) *metrics {
 		cached:    prometheus.NewCounter(prometheus.CounterOpts{Name: "rocket_turn_cached_tokens_total", Help: "Those of them that were not computed again."}),
 		unwatched: prometheus.NewCounter(prometheus.CounterOpts{Name: "rocket_turns_uncounted_total", Help: "Lifecycle events that came too fast to be counted here."}),
 	}
-	m.registry.MustRegister(m.turns, m.ttft, m.rate, m.prompts, m.cached, m.unwatched, m.requests, m.sockets, m.sse, m.closes, m.refused, &collector{server: s},
+	m.registry.MustRegister(m.turns, m.ttft, m.rate, m.prompts, m.cached, m.unwatched, m.requests, m.sockets, m.sse, m.closes, m.refused, m.proxied, &collector{server: s},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

@@ -30,7 +30,11 @@ func (s *Server) observe(next http.Handler) http.Handler {
 					writeProblem(rec, codeProblem(codeInternal, "internal error; the server's log has the cause", ""))
 				}
 			}
-			s.metrics.request(r.Method, chi.RouteContext(r.Context()).RoutePattern(), rec.status, time.Since(begin), rec.stream)
+			route := chi.RouteContext(r.Context()).RoutePattern()
+			if rec.proxied {
+				route = "proxied"
+			}
+			s.metrics.request(r.Method, route, rec.status, time.Since(begin), rec.stream)
 			s.log.Debug("request", "method", r.Method, "path", r.URL.Path, "status", rec.status, "took", time.Since(begin))
 		}()
 		next.ServeHTTP(rec, r)
@@ -45,6 +49,7 @@ type recorder struct {
 	timeout time.Duration
 	status  int
 	stream  bool // a socket or an event stream: its duration says nothing
+	proxied bool // another server answered
 }
 
 func (w *recorder) WriteHeader(status int) {
@@ -74,6 +79,13 @@ func (w *recorder) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 func markStream(w http.ResponseWriter) {
 	if rec, ok := w.(*recorder); ok {
 		rec.stream = true
+	}
+}
+
+// markProxied tells observe that another server's answer is passed back.
+func markProxied(w http.ResponseWriter) {
+	if rec, ok := w.(*recorder); ok {
+		rec.proxied = true
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 )
 
@@ -36,7 +37,11 @@ func (s *Server) allowHosts() func(http.Handler) http.Handler {
 	if s.opts.RequireKeys && len(s.opts.AllowedHosts) == 0 {
 		return func(next http.Handler) http.Handler { return next }
 	}
-	return allowHosts(s.opts.AllowedHosts)
+	own := s.opts.AllowedHosts
+	if u, err := url.Parse(s.opts.Address); err == nil && u.Host != "" { // other servers call it by that
+		own = append(slices.Clone(own), u.Hostname())
+	}
+	return allowHosts(own)
 }
 
 // allowHosts compares no ports: a forwarded one is no attack.

@@ -19,6 +19,7 @@ package server
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -64,6 +65,9 @@ type Options struct {
 	Version  Version
 	Web      http.Handler // what / serves; nil: a page that points to /docs
 
+	Address string         // base URL by which other servers of the ledger reach this one, as sessions.Options has it
+	PeerCA  *x509.CertPool // whom to trust about other servers' certificates; nil: the system's
+
 	AllowedHosts []string      // Host names allowed beside the loopback ones
 	RequireKeys  bool          // every call needs an API key; else everybody is sessions.DefaultTenant
 	TLS          *tls.Config   // what Serve speaks; nil: plain HTTP
@@ -92,6 +96,7 @@ type Server struct {
 	manager *sessions.Manager
 	api     huma.API
 	frames  *frameDecoder
+	peers   *peers
 
 	encodings encodings // of events, shared by their readers
 	handler   http.Handler
@@ -123,7 +128,7 @@ func New(opts Options) (*Server, error) {
 	if opts.LagMax == 0 {
 		opts.LagMax = 8192
 	}
-	s := &Server{opts: opts, log: opts.Log, manager: opts.Sessions}
+	s := &Server{opts: opts, log: opts.Log, manager: opts.Sessions, peers: newPeers(opts.PeerCA)}
 	s.closing, s.close = context.WithCancel(context.Background())
 	s.metrics = newMetrics(s)
 	if err := s.routes(); err != nil {
@@ -143,7 +148,7 @@ func (s *Server) Handler() http.Handler { return s.handler }
 
 func (s *Server) routes() error {
 	router := chi.NewMux()
-	router.Use(middleware.GetHead, s.observe, pageHeaders, s.authenticate(router), s.allowHosts(), refuseCrossOrigin(), limitBody)
+	router.Use(middleware.GetHead, s.observe, pageHeaders, s.authenticate(router), s.allowHosts(), refuseCrossOrigin(), limitBody, s.place)
 	router.NotFound(func(w http.ResponseWriter, r *http.Request) {
 		// The dashboard has what the API has not; a catch-all route would hide the API's own 404 and 405.
 		page := r.Method == http.MethodGet || r.Method == http.MethodHead
@@ -238,6 +243,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	<-failed
 	<-counted
 	s.streams.Wait()
+	s.peers.transport.CloseIdleConnections()
 	return err
 }
 

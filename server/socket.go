@@ -42,8 +42,10 @@ type socket struct {
 	conn    *websocket.Conn
 	session string // of the path
 	who     sessions.Identity
+	relays  *relays                 // to other servers; nil: none, the client is one
+	end     context.CancelCauseFunc // ends the socket; set by serve
 
-	replies chan []byte   // from the reader to the writer
+	replies chan []byte   // from the reader and the relays to the writer
 	wake    chan struct{} // cap 1: a subscription has something
 	drain   chan struct{} // closed when the server closes
 
@@ -112,7 +114,11 @@ func (s *Server) accept(w http.ResponseWriter, r *http.Request) (*websocket.Conn
 func (s *Server) serveStream(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	id := chi.URLParam(r, "id")
-	err := refuseUnknown(query, "from", "epoch")
+	err := refuseUnknown(query, "from", "epoch", "follow")
+	follow := query.Get("follow") // of the session of the path
+	if err == nil && follow != "" && follow != "true" && follow != "false" {
+		err = codeProblem(codeInvalid, "follow: expected boolean", "follow")
+	}
 	var pos position
 	if err == nil {
 		pos, err = parsePosition(query, "")
@@ -135,22 +141,32 @@ func (s *Server) serveStream(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		return
 	}
-	s.metrics.sockets.Inc()
-	defer s.metrics.sockets.Dec()
-	c := &socket{
-		server: s, conn: conn, session: id, who: callerOf(r.Context()),
-		replies: make(chan []byte, repliesQueued), wake: make(chan struct{}, 1), drain: make(chan struct{}), subs: map[string]*subscription{},
-	}
-	c.run(log, next)
+	c := s.newSocket(conn, r, id)
+	c.serve(func(ctx context.Context, all *sync.WaitGroup) error {
+		if follow == "false" {
+			return nil
+		}
+		return c.subscribe(ctx, all, c.session, log, next, "")
+	})
 }
 
-// run serves the socket until one of its goroutines ends it, and returns when
-// all of them are gone.
+func (s *Server) newSocket(conn *websocket.Conn, r *http.Request, session string) *socket {
+	return &socket{
+		server: s, conn: conn, session: session, who: callerOf(r.Context()), relays: newRelays(r),
+		replies: make(chan []byte, repliesQueued), wake: make(chan struct{}, 1), drain: make(chan struct{}), subs: map[string]*subscription{},
+	}
+}
+
+// serve serves the socket until one of its goroutines ends it, and returns
+// when all of them are gone. begin is what the reader does first.
 //
 // ctx stops our own work. Reads and writes do not have it: the library cuts the
 // connection when such a context ends, and a close frame must still go out.
-func (c *socket) run(log *sessions.Log, next int64) {
+func (c *socket) serve(begin func(ctx context.Context, all *sync.WaitGroup) error) {
+	c.server.metrics.sockets.Inc()
+	defer c.server.metrics.sockets.Dec()
 	ctx, cancel := context.WithCancelCause(withCaller(context.Background(), c.who))
+	c.end = cancel
 	held, release := c.server.manager.Keys().Hold(ctx, c.who)
 	defer release()
 	defer context.AfterFunc(held, func() { cancel(errRevoked) })()
@@ -158,7 +174,7 @@ func (c *socket) run(log *sessions.Log, next int64) {
 	var all sync.WaitGroup
 	all.Go(func() { cancel(c.guard(func() error { return c.write(ctx) })) })
 	all.Go(func() { cancel(c.guard(func() error { return c.ping(ctx) })) })
-	all.Go(func() { cancel(c.guard(func() error { return c.read(ctx, &all, log, next) })) })
+	all.Go(func() { cancel(c.guard(func() error { return c.read(ctx, &all, begin) })) })
 	<-ctx.Done()
 	if e, ok := errors.AsType[*closeError](context.Cause(ctx)); ok {
 		// The peer's answer is read by the read that is going on, and ends it.
@@ -200,8 +216,8 @@ func (c *socket) ping(ctx context.Context) error {
 }
 
 // read takes frames in order and executes them.
-func (c *socket) read(ctx context.Context, all *sync.WaitGroup, log *sessions.Log, next int64) error {
-	if err := c.subscribe(ctx, all, c.session, log, next, ""); err != nil {
+func (c *socket) read(ctx context.Context, all *sync.WaitGroup, begin func(context.Context, *sync.WaitGroup) error) error {
+	if err := begin(ctx, all); err != nil {
 		if p, ok := errors.AsType[*Problem](err); ok {
 			return &closeError{websocket.StatusTryAgainLater, p.Detail}
 		}
@@ -228,19 +244,22 @@ func (c *socket) read(ctx context.Context, all *sync.WaitGroup, log *sessions.Lo
 			continue
 		}
 		bad = 0
-		if err := c.execute(ctx, all, f); err != nil {
+		if err := c.execute(ctx, all, f, data); err != nil {
 			return err
 		}
 	}
 }
 
-// execute runs one command and queues its reply. It returns an error only
-// when the socket must end.
-func (c *socket) execute(ctx context.Context, all *sync.WaitGroup, f frame) error {
+// execute runs one command and queues its reply, or passes it on to the server
+// that has its session. It returns an error only when the socket must end.
+func (c *socket) execute(ctx context.Context, all *sync.WaitGroup, f frame, raw []byte) error {
 	if f.head.SessionID == "" {
 		f.head.SessionID = c.session
 	}
 	head := f.head
+	if done, err := c.relay(ctx, all, head, raw); done {
+		return err
+	}
 	limited, cancel := context.WithTimeout(ctx, c.server.opts.CallTimeout)
 	defer cancel()
 	var result any

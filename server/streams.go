@@ -46,8 +46,11 @@ func (s *Server) registerStreams(router chi.Router) {
 	})
 	docs.AddOperation(&huma.Operation{
 		OperationID: "stream-session", Method: http.MethodGet, Path: pathStream, Tags: []string{tagStreams}, Summary: "Follow and drive sessions over a WebSocket",
-		Description: "Server frames are Events, SubscribedFrame, ReplyFrame, ErrorFrame and PongFrame. Client frames are TurnCreateFrame, ForkFrame, DetachFrame, SubscribeFrame, and PlainFrame for turn.cancel, resume, unsubscribe and ping.",
-		Parameters:  []*huma.Param{id, from, epoch},
+		Description: "Server frames are Events, SubscribedFrame, ReplyFrame, ErrorFrame and PongFrame. Client frames are TurnCreateFrame, ForkFrame, DetachFrame, SubscribeFrame, and PlainFrame for turn.cancel, resume, unsubscribe and ping. " +
+			"The session's own events follow at once, unless follow=false. Sessions may be of any server of the ledger. When a session moves to another server an ErrorFrame with code session_moved ends its events: " +
+			"subscribe again with the last epoch and behind the last seq that you saw.",
+		Parameters: []*huma.Param{id, from, epoch,
+			{Name: "follow", In: "query", Description: "false: open the socket without the events of the path's session", Schema: &huma.Schema{Type: huma.TypeBoolean, Default: true}}},
 		Responses:   map[string]*huma.Response{"101": switching},
 	})
 	docs.AddOperation(&huma.Operation{

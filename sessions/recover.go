@@ -97,6 +97,9 @@ func (m *Manager) takeOver(ctx context.Context, server uuid.UUID, gone bool) (ta
 	if err != nil {
 		return false, ledgerError("take over server "+server.String(), err)
 	}
+	if taken {
+		m.peers.gone(server)
+	}
 	for _, t := range ended {
 		m.log.Warn("turn interrupted by a crash", "session", t.event.SessionID, "turn", t.event.TurnID)
 		m.hub.publish(t.tenant, sessionID(t.root), t.event)

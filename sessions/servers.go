@@ -132,6 +132,9 @@ func (m *Manager) renewLease(ctx context.Context) error {
 	return m.register(ctx)
 }
 
+// ID is this server's among those of the ledger.
+func (m *Manager) ID() string { return m.me.String() }
+
 // Server is one of the servers on the ledger.
 type Server struct {
 	ID          string    `json:"id"`
@@ -265,6 +268,16 @@ func (m *Manager) placeAt(id uuid.UUID, address string) Place {
 		m.peers.byID[id] = p
 	}
 	return Place{Server: id.String(), Address: address, Alive: p.alive}
+}
+
+// gone ends what waits for a server that was taken over.
+func (p *peers) gone(id uuid.UUID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if peer := p.byID[id]; peer != nil {
+		peer.end()
+		delete(p.byID, id)
+	}
 }
 
 // keep ends what waits for servers that live no more.
