@@ -1,6 +1,7 @@
 package soak
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -134,9 +136,7 @@ func (s *server) ready() error {
 	case <-late.C:
 		return fmt.Errorf("server %d does not serve after %v; its log is %s", s.n, startMax, s.log.Name())
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	close(s.up)
+	s.present()
 	return nil
 }
 
@@ -147,14 +147,43 @@ func (s *server) serving() <-chan struct{} {
 	return s.up
 }
 
-// kill ends the process as a crash would.
-func (s *server) kill() {
-	s.away()
+// kill ends the process as a crash would: after it was asked to stop, while
+// it drains, if drain is more than 0.
+func (s *server) kill(drain time.Duration) {
 	p := s.proc
 	s.proc = nil
 	close(p.asked)
-	_ = p.cmd.Process.Kill() // it may have ended by itself, which is told
+	if drain > 0 {
+		_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended by itself, which is told
+		select {
+		case <-p.done:
+		case <-time.After(drain):
+		}
+	}
+	s.away()
+	_ = p.cmd.Process.Kill()
 	<-p.done
+}
+
+// freeze stops the process where it stands, for as long as it is told to.
+func (s *server) freeze(ctx context.Context, d time.Duration) error {
+	if err := s.proc.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		return fmt.Errorf("stop server %d: %w", s.n, err)
+	}
+	s.away()
+	err := pause(ctx, d)
+	if contErr := s.proc.cmd.Process.Signal(syscall.SIGCONT); contErr != nil {
+		return fmt.Errorf("continue server %d: %w", s.n, contErr)
+	}
+	s.present()
+	return err
+}
+
+// present and away say whether clients are to call it.
+func (s *server) present() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(s.up)
 }
 
 func (s *server) away() {
@@ -165,6 +194,20 @@ func (s *server) away() {
 		s.up = make(chan struct{})
 	default:
 	}
+}
+
+// complaints are the lines of level error in what the server logged, in all its lives.
+func (s *server) complaints() (lines []string, err error) {
+	text, err := os.ReadFile(s.log.Name())
+	if err != nil {
+		return nil, fmt.Errorf("read the log of a server: %w", err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if strings.Contains(line, "level=ERROR") {
+			lines = append(lines, strings.TrimSuffix(line, "\n"))
+		}
+	}
+	return lines, nil
 }
 
 // end stops the server in order.

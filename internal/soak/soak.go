@@ -32,7 +32,14 @@ const (
 	sessionsPerAgent = 4  // on the average; agents delete and fork around it
 	findingsMax      = 20 // after that many the run stops: what is left to learn is in the data
 
+	complaintsMax = 10 // lines of a server's log that are shown
+
 	restMax    = time.Second            // how long a killed server may stay away while others serve
+	drained    = 6                      // one kill of so many comes while the server stops in order,
+	drainMax   = 300 * time.Millisecond // within this long after it was asked to
+	frozen     = 15                     // one server of several stands still before one kill of so many,
+	frozenMin  = 14 * time.Second       // for a time around what a lease lasts
+	frozenMax  = 18 * time.Second
 	againMax   = 700 * time.Millisecond // of the moment of a kill during the recovery from the one before
 	answerTime = time.Minute            // for a call, with all its repetitions
 )
@@ -85,13 +92,25 @@ func Run(ctx context.Context, opts Options) (Report, error) {
 		err = cause
 	}
 	for _, s := range r.servers {
-		err = errors.Join(err, s.end())
+		err = errors.Join(err, s.end(), r.complain(s))
 	}
 	report := r.book.report()
 	if err == nil && (report.Lost > 0 || report.Duplicated > 0) {
 		err = fmt.Errorf("%d acknowledged facts lost, %d duplicated", report.Lost, report.Duplicated)
 	}
 	return report, err
+}
+
+// complain shows what a server logged as an error: nothing that a kill may cause is one.
+func (r *run) complain(s *server) error {
+	lines, err := s.complaints()
+	for _, line := range lines[:min(len(lines), complaintsMax)] {
+		fmt.Fprintf(r.opts.Log, "server %d logged: %s\n", s.n, line)
+	}
+	if len(lines) > complaintsMax {
+		fmt.Fprintf(r.opts.Log, "server %d logged %d more errors\n", s.n, len(lines)-complaintsMax)
+	}
+	return err
 }
 
 func (r *run) do(ctx context.Context, agents int) error {
@@ -135,6 +154,11 @@ func (r *run) killAll(ctx context.Context) error {
 		if err := pause(ctx, r.within(r.opts.Every)); err != nil {
 			return err
 		}
+		if len(r.servers) > 1 && r.r.IntN(frozen) == 0 {
+			if err := r.freeze(ctx); err != nil {
+				return err
+			}
+		}
 		s := r.servers[r.r.IntN(len(r.servers))]
 		began := time.Now()
 		round, err := r.kill(ctx, s)
@@ -154,10 +178,25 @@ func (r *run) killAll(ctx context.Context) error {
 	return nil
 }
 
+// freeze makes a server stand still until its lease has run out: when it wakes
+// up, others have its sessions, and it must not do anything to them.
+func (r *run) freeze(ctx context.Context) error {
+	s, d := r.servers[r.r.IntN(len(r.servers))], frozenMin+r.within(frozenMax-frozenMin)
+	if err := s.freeze(ctx, d); err != nil {
+		return err
+	}
+	fmt.Fprintf(r.opts.Log, "%s server %d stood still for %.1f s\n", time.Now().UTC().Format(timeFormat), s.n, d.Seconds())
+	return pause(ctx, r.within(r.opts.Every))
+}
+
 // kill kills one server and starts it again, some time later if there are
 // others. It returns the round that began.
 func (r *run) kill(ctx context.Context, s *server) (round int, err error) {
-	s.kill()
+	var drain time.Duration
+	if r.r.IntN(drained) == 0 {
+		drain = 1 + r.within(drainMax)
+	}
+	s.kill(drain)
 	r.book.killed()
 	round = r.gate.raise(false)
 	if len(r.servers) > 1 {
@@ -172,7 +211,7 @@ func (r *run) kill(ctx context.Context, s *server) (round int, err error) {
 // serves or while clients come back.
 func (r *run) killRecovering(ctx context.Context, s *server) (round int, err error) {
 	if r.r.IntN(2) == 0 {
-		s.kill()
+		s.kill(0)
 		r.book.killed()
 		if err := s.launch(); err != nil {
 			return 0, err
