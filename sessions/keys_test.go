@@ -153,8 +153,8 @@ func TestAudit(t *testing.T) {
 // TestKeysWithoutLedger: a key that was good a moment ago stays good while the
 // ledger is away; others cannot be told, which is not the same as refused.
 func TestKeysWithoutLedger(t *testing.T) {
-	p := newProxy(t, pgtest.New(t))
-	keys, err := OpenKeys(t.Context(), p.url)
+	p := pgtest.NewProxy(t, pgtest.New(t))
+	keys, err := OpenKeys(t.Context(), p.URL)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,7 +171,7 @@ func TestKeysWithoutLedger(t *testing.T) {
 	if _, err := keys.Authenticate(t.Context(), known.Secret); err != nil {
 		t.Fatal(err)
 	}
-	p.cut()
+	p.Cut()
 	if who, err := keys.Authenticate(t.Context(), known.Secret); err != nil || who.KeyID != known.ID {
 		t.Errorf("a known key: %+v, %v", who, err)
 	}

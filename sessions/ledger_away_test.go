@@ -11,8 +11,8 @@ import (
 )
 
 func TestLedgerAwayInMidTurn(t *testing.T) {
-	p := newProxy(t, pgtest.New(t))
-	r := openRig(t, p.url)
+	p := pgtest.NewProxy(t, pgtest.New(t))
+	r := openRig(t, p.URL)
 	s := r.create("func main() {\n")
 	want := r.turn(r.fork(s.ID, ForkRequest{}).Sessions[0].ID, "", 400)
 	turn := r.start(s.ID, TurnRequest{MaxTokens: ptr(400), IgnoreEOS: true})
@@ -20,7 +20,7 @@ func TestLedgerAwayInMidTurn(t *testing.T) {
 	if ok, err := l.Wait(t.Context(), turnStart+20); !ok || err != nil {
 		t.Fatal(err)
 	}
-	p.cut()
+	p.Cut()
 	// deltas go on, and say that they are not committed by what Get would say
 	if ok, err := l.Wait(t.Context(), turnStart+60); !ok || err != nil {
 		t.Fatal(err)
@@ -28,7 +28,7 @@ func TestLedgerAwayInMidTurn(t *testing.T) {
 	waitFor(t, func() bool { return ErrorCode(r.Ready(t.Context())) == CodeLedgerUnavailable })
 	_, err := r.Create(t.Context(), local, CreateRequest{})
 	wantCode(t, err, CodeLedgerUnavailable, "")
-	p.restore()
+	p.Restore()
 	got := r.wait(s.ID, turn.ID)
 	if diff := cmp.Diff(want.Tokens, got.Tokens); diff != "" || got.Text != want.Text {
 		t.Errorf("the turn came to something else:\n%s", diff)
@@ -50,8 +50,8 @@ func waitFor(t testing.TB, ok func() bool) {
 }
 
 func TestLedgerAwayForTooLong(t *testing.T) {
-	p := newProxy(t, pgtest.New(t))
-	r := openRig(t, p.url)
+	p := pgtest.NewProxy(t, pgtest.New(t))
+	r := openRig(t, p.URL)
 	r.writer.awayMax = 50 * time.Millisecond
 	s := r.create("a")
 	turn := r.start(s.ID, TurnRequest{MaxTokens: ptr(1_000_000), IgnoreEOS: true})
@@ -59,10 +59,10 @@ func TestLedgerAwayForTooLong(t *testing.T) {
 	if ok, err := l.Wait(t.Context(), 5); !ok || err != nil {
 		t.Fatal(err)
 	}
-	p.cut()
+	p.Cut()
 	_, err := r.WaitTurn(t.Context(), DefaultTenant, s.ID, turn.ID)
 	wantCode(t, err, CodeLedgerUnavailable, "")
-	p.restore()
+	p.Restore()
 	var got Turn
 	waitFor(t, func() bool {
 		got, err = r.Turn(t.Context(), DefaultTenant, s.ID, turn.ID)
@@ -82,15 +82,15 @@ func TestUncommittedTokensAreBounded(t *testing.T) {
 	if testing.Short() {
 		t.Skip("decodes more than a thousand tokens")
 	}
-	p := newProxy(t, pgtest.New(t))
-	r := openRig(t, p.url)
+	p := pgtest.NewProxy(t, pgtest.New(t))
+	r := openRig(t, p.URL)
 	s := r.create("a")
 	turn := r.start(s.ID, TurnRequest{MaxTokens: ptr(engine.MaxUncommitted + 500), IgnoreEOS: true})
 	l, _ := r.Log(t.Context(), DefaultTenant, s.ID)
 	if ok, err := l.Wait(t.Context(), 5); !ok || err != nil {
 		t.Fatal(err)
 	}
-	p.cut()
+	p.Cut()
 	// A slow machine reaches the limit in seconds before the one in tokens: then the count stands still below it.
 	last, since := 0, time.Now()
 	waitFor(t, func() bool {
@@ -103,7 +103,7 @@ func TestUncommittedTokensAreBounded(t *testing.T) {
 	if n := r.Stats().TokensPending; n > engine.MaxUncommitted+64 {
 		t.Errorf("%d tokens are not committed", n)
 	}
-	p.restore()
+	p.Restore()
 	if got := r.wait(s.ID, turn.ID); len(got.Tokens) != engine.MaxUncommitted+500 {
 		t.Errorf("%d tokens", len(got.Tokens))
 	}
@@ -112,8 +112,8 @@ func TestUncommittedTokensAreBounded(t *testing.T) {
 // While the ledger is away for long, turns stand still even where the engine
 // would let them go on.
 func TestTurnsStandStillWithoutALedger(t *testing.T) {
-	p := newProxy(t, pgtest.New(t))
-	r := openRig(t, p.url)
+	p := pgtest.NewProxy(t, pgtest.New(t))
+	r := openRig(t, p.URL)
 	r.writer.holdAfter = 50 * time.Millisecond
 	s := r.create("a")
 	turn := r.start(s.ID, TurnRequest{MaxTokens: ptr(800), IgnoreEOS: true})
@@ -121,7 +121,7 @@ func TestTurnsStandStillWithoutALedger(t *testing.T) {
 	if ok, err := l.Wait(t.Context(), 5); !ok || err != nil {
 		t.Fatal(err)
 	}
-	p.cut()
+	p.Cut()
 	steps := func() int64 { return r.eng.Stats().Steps }
 	still := func() bool { // two looks at a quarter of a second with nothing between them
 		before := steps()
@@ -132,7 +132,7 @@ func TestTurnsStandStillWithoutALedger(t *testing.T) {
 	if n := r.Stats().TokensPending; n >= engine.MaxUncommitted {
 		t.Skipf("%d tokens before it stood still: the engine's own limit was faster", n)
 	}
-	p.restore()
+	p.Restore()
 	if got := r.wait(s.ID, turn.ID); len(got.Tokens) != 800 || got.State != TurnCompleted {
 		t.Errorf("turn of %d tokens, %s", len(got.Tokens), got.State)
 	}
@@ -141,21 +141,21 @@ func TestTurnsStandStillWithoutALedger(t *testing.T) {
 // A commit whose answer is lost happened: nothing is done twice, nothing is
 // lost, the log stays dense (checked on cleanup).
 func TestLostAnswerOfACommit(t *testing.T) {
-	p := newProxy(t, pgtest.New(t))
-	r := openRig(t, p.url)
+	p := pgtest.NewProxy(t, pgtest.New(t))
+	r := openRig(t, p.URL)
 	s := r.create("func main() {\n")
 	want := r.turn(r.fork(s.ID, ForkRequest{}).Sessions[0].ID, "", 60)
 
 	t.Run("writer", func(t *testing.T) {
 		turn := r.start(s.ID, TurnRequest{MaxTokens: ptr(60), IgnoreEOS: true})
-		p.loseAnswer("turn.completed")
+		p.LoseAnswer("turn.completed")
 		got := r.wait(s.ID, turn.ID)
 		if diff := cmp.Diff(want.Tokens, got.Tokens); diff != "" {
 			t.Errorf("tokens:\n%s", diff)
 		}
 	})
 	t.Run("fork", func(t *testing.T) {
-		p.loseAnswer("session.forked")
+		p.LoseAnswer("session.forked")
 		call := Call{Tenant: DefaultTenant, IdempotencyKey: "k", Route: "fork"}
 		_, err := r.Fork(t.Context(), call, s.ID, ForkRequest{N: ptr(2)})
 		wantCode(t, err, CodeLedgerUnavailable, "")
@@ -171,7 +171,7 @@ func TestLostAnswerOfACommit(t *testing.T) {
 		}
 	})
 	t.Run("turn", func(t *testing.T) {
-		p.loseAnswer(`"max_tokens":3`)
+		p.LoseAnswer(`"max_tokens":3`)
 		_, err := r.StartTurn(t.Context(), local, s.ID, TurnRequest{MaxTokens: ptr(3), IgnoreEOS: true})
 		wantCode(t, err, CodeLedgerUnavailable, "")
 		waitFor(t, func() bool { return r.get(s.ID).State == StateIdle && r.get(s.ID).TurnCount == 2 })
@@ -184,8 +184,8 @@ func TestLostAnswerOfACommit(t *testing.T) {
 // A transaction that did not happen leaves nothing behind, in memory or on the
 // device, whichever message of it was lost.
 func TestFailedCallsLeaveNothing(t *testing.T) {
-	p := newProxy(t, pgtest.New(t))
-	r := openRig(t, p.url)
+	p := pgtest.NewProxy(t, pgtest.New(t))
+	r := openRig(t, p.URL)
 	s := r.create("func main() {\n")
 	r.turn(s.ID, "", 20)
 	calls := map[string]func() error{
@@ -196,7 +196,7 @@ func TestFailedCallsLeaveNothing(t *testing.T) {
 		"turn": func() error {
 			turn, err := r.StartTurn(t.Context(), local, s.ID, TurnRequest{Input: ptr("x"), MaxTokens: ptr(2), IgnoreEOS: true})
 			if err == nil {
-				p.loseAt(0)
+				p.Unset()
 				r.wait(s.ID, turn.ID)
 			}
 			return err
@@ -224,9 +224,9 @@ func TestFailedCallsLeaveNothing(t *testing.T) {
 		failures := 0
 		for i := 1; ; i++ {
 			before := r.get(s.ID)
-			p.loseAt(i)
+			p.LoseAt(i)
 			err := calls[name]()
-			p.loseAt(0)
+			p.Unset()
 			if err == nil {
 				break
 			}
