@@ -11,6 +11,7 @@
 //   - A forked, resumed or restored Seq gives the same bits as a cold run of its line (the kernels' row results do not
 //     depend on batch, chunking or threads, and replay runs the same arithmetic).
 //   - References held by Seqs, Marks and the tree add up to the pools' counts.
+//   - A namespace over its limit of resident bytes has nothing inactive (quota.go).
 //
 // Callers pass the whole line (Open, Start); the engine decides what to reuse.
 package engine
@@ -30,6 +31,7 @@ var (
 	ErrBusy         = errors.New("a turn is running on this timeline")
 	ErrLine         = errors.New("line does not extend the timeline's tokens")
 	ErrNoDisk       = errors.New("there is no disk tier")
+	ErrQuota        = errors.New("open turns fill the namespace's limit of resident bytes")
 	ErrBudget       = errors.New("memory budget is too small") // of New: pages or states
 	ErrDiskTier     = errors.New("open disk tier")             // of New: the folder or its size
 )
@@ -177,6 +179,10 @@ type Stats struct {
 	EvictedPages             int64
 	EvictedSnapshots         int64
 	Forks, Snapshots         int64
+	NamespacesLimited        int     // that have a limit of resident bytes
+	NamespacesFull           int     // of them, those that take a page more only if they give something up
+	QuotaEvicted             int64   // pages and snapshots that went from device or host because their namespace was at its limit, not counted above
+	QuotaRefused             int64   // turns and timelines refused with ErrQuota
 	StepSeconds              float64 // sum over steps
 	Model                    ModelInfo
 }

@@ -2,20 +2,21 @@ package engine
 
 import (
 	"fmt"
+	"slices"
 
 	"rocket/radix"
 )
 
-// reservePages takes references to the matched pages; for those that only a lower tier has, it reserves device pages
+// reservePages takes references to the matched pages for s, or for nobody; for those that only a lower tier has, it reserves device pages
 // and notes the copies.
-func (e *Engine) reservePages(j *restoring, m *radix.Match) error {
+func (e *Engine) reservePages(j *restoring, m *radix.Match, s *Seq) error {
 	for i, place := range m.Pages {
 		if place.Device != radix.None {
 			e.pageIDs.Retain(place.Device)
 			j.pages = append(j.pages, place.Device)
 			continue
 		}
-		id, err := e.allocPage()
+		id, err := e.allocPage(s)
 		if err != nil {
 			return fmt.Errorf("restore page %d of %d: %w", i, len(m.Pages), err)
 		}
@@ -28,7 +29,7 @@ func (e *Engine) reservePages(j *restoring, m *radix.Match) error {
 }
 
 // reserveState takes a reference to the matched snapshot's slot and partial page, or reserves both for a copy.
-func (e *Engine) reserveState(j *restoring, m *radix.Match) error {
+func (e *Engine) reserveState(j *restoring, m *radix.Match, s *Seq) error {
 	if !m.Found {
 		return nil
 	}
@@ -45,12 +46,12 @@ func (e *Engine) reserveState(j *restoring, m *radix.Match) error {
 	} else {
 		c := blobCopy{blob: blobOf(snap.Host, snap.Disk), page: radix.None}
 		var err error
-		if c.slot, err = e.allocSlot(); err != nil {
+		if c.slot, err = e.allocSlot(s); err != nil {
 			return fmt.Errorf("restore state at %d: %w", snap.At, err)
 		}
 		j.slot = c.slot
 		if snap.At%radix.PageTokens != 0 { // the blob has the partial page, wanted or not
-			if c.page, err = e.allocPage(); err != nil {
+			if c.page, err = e.allocPage(s); err != nil {
 				return fmt.Errorf("restore partial page at %d: %w", snap.At, err)
 			}
 			if partial {
@@ -122,8 +123,12 @@ func (e *Engine) adopt(s *Seq, j *restoring) {
 // starved handles a timeline that found no room. The youngest other run is preempted: its pages go to the tree, from
 // where this step's next tries may evict them, and it replays later. Idle timelines are parked before that. A run
 // that is alone and still finds no room ends with ErrPoolFull.
+//
+// Where s's namespace yields (quota.go), only others of the namespace give way.
 func (e *Engine) starved(s *Seq, r *Run) {
-	if e.parkIdle(s) {
+	yields := e.yields(s)
+	theirs := func(other *Seq) bool { return other != s && (!yields || other.ns == s.ns) }
+	if e.parkIdle(theirs) {
 		e.retry = true
 		return
 	}
@@ -133,7 +138,7 @@ func (e *Engine) starved(s *Seq, r *Run) {
 	}
 	for i := len(e.running) - 1; i >= 0; i-- {
 		victim := e.running[i]
-		if victim == r || victim.order < r.order || victim.seq.cold || victim.seq.moving || e.batch.has(victim.seq) {
+		if !theirs(victim.seq) || victim.order < r.order || victim.seq.cold || victim.seq.moving || e.batch.has(victim.seq) {
 			continue
 		}
 		e.preempt(victim.seq)
@@ -144,7 +149,8 @@ func (e *Engine) starved(s *Seq, r *Run) {
 		e.finish(r, FinishError, fmt.Errorf("turn of %d tokens: %w", len(s.line), ErrPoolFull))
 		return
 	}
-	if !s.cold && r.order != e.running[0].order { // wait for the older ones
+	oldest := e.running[slices.IndexFunc(e.running, func(other *Run) bool { return other == r || theirs(other.seq) })]
+	if !s.cold && r.order != oldest.order { // wait for the older ones
 		e.preempt(s)
 		e.retry = true
 	}
@@ -175,12 +181,12 @@ func (e *Engine) alone(r *Run) bool {
 	return len(e.batch.Segs) == 0
 }
 
-// parkIdle moves the idle timeline other than s that was used longest ago to the tree, if one holds device memory.
+// parkIdle moves, of those that may go, the idle timeline that was used longest ago to the tree, if one holds device memory.
 // Pinned ones come last: the tree keeps what their pins name, but they hold more than that.
-func (e *Engine) parkIdle(s *Seq) bool {
+func (e *Engine) parkIdle(may func(*Seq) bool) bool {
 	var oldest *Seq
 	for other := range e.seqs {
-		if other == s || other.run != nil || other.cold || other.moving || e.batch.has(other) {
+		if !may(other) || other.run != nil || other.cold || other.moving || e.batch.has(other) {
 			continue
 		}
 		if oldest == nil || other.pinned != oldest.pinned && oldest.pinned || other.pinned == oldest.pinned && other.used < oldest.used {

@@ -26,6 +26,9 @@ func (e *Engine) check() error {
 		if err := s.check(); err != nil {
 			return err
 		}
+		if err := e.checkPaid(s); err != nil {
+			return err
+		}
 		pages += len(s.pages)
 		if s.slot != radix.None {
 			slots++
@@ -55,7 +58,7 @@ func (e *Engine) check() error {
 			return err
 		}
 	}
-	return nil
+	return e.checkQuotas()
 }
 
 // references sums a pool's counts.

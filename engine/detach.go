@@ -126,7 +126,7 @@ func (e *Engine) stowOnDisk(ctx context.Context, ns string, consumed []int32, fr
 		e.holding++
 		job.victims = e.forest.EvictPath(ns, consumed, from)
 		shallowFirst(job.victims)
-		job.freed = e.diskRoom(job.victims)
+		job.freed = e.diskRoom(job.victims, e.forest.EvictDisk)
 	}); err != nil {
 		return false, err
 	}
@@ -202,7 +202,7 @@ func (e *Engine) beginKeeping(k *keeping, ns string, line []int32) {
 	if s := m.Snapshot; m.Found && s.Disk == 0 {
 		add(s.At, radix.Eviction{Snapshot: true, At: s.At, Slot: s.Slot, Page: s.Tail, Host: s.Host, MTPValidFrom: s.MTPValidFrom})
 	}
-	k.freed = e.diskRoom(k.victims)
+	k.freed = e.diskRoom(k.victims, e.forest.EvictDisk)
 }
 
 // residencyOf counts where a line's consumed tokens are now.

@@ -472,7 +472,7 @@ func TestDiskRoomIsWhatIsNeeded(t *testing.T) {
 	}
 	for _, v := range []radix.Eviction{page, state, page, page} {
 		var freed, none []int64
-		if err := e.do(t.Context(), func() { freed = e.diskRoom([]radix.Eviction{v}) }); err != nil {
+		if err := e.do(t.Context(), func() { freed = e.diskRoom([]radix.Eviction{v}, e.forest.EvictDisk) }); err != nil {
 			t.Fatal(err)
 		}
 		e.dropOnDisk(freed)
@@ -480,7 +480,7 @@ func TestDiskRoomIsWhatIsNeeded(t *testing.T) {
 		if room < e.diskCost(v) {
 			t.Errorf("%d bytes free, %+v takes %d", room, v, e.diskCost(v))
 		}
-		if err := e.do(t.Context(), func() { none = e.diskRoom([]radix.Eviction{v}) }); err != nil || len(none) > 0 {
+		if err := e.do(t.Context(), func() { none = e.diskRoom([]radix.Eviction{v}, e.forest.EvictDisk) }); err != nil || len(none) > 0 {
 			t.Errorf("%d more records freed although there was room", len(none))
 		}
 	}

@@ -74,9 +74,13 @@ type Engine struct {
 	canon          []int32     // scratch
 	line           []int32     // scratch
 	chains         chains      // scratch
-	spooling       bool        // host copies are on their way to the disk
-	admitted       turns       // namespaces, by when the batch last took a run of theirs
-	prefilled      turns       // namespaces, by their last rows of prefill
+	over           []string    // scratch
+	pageKind       resource
+	slotKind       resource
+	leaving        map[string]int64 // by namespace: bytes on their way to the disk because it is at its limit
+	spooling       bool             // host copies are on their way to the disk
+	admitted       turns            // namespaces, by when the batch last took a run of theirs
+	prefilled      turns            // namespaces, by their last rows of prefill
 	order          int64
 	retry          bool // this step made room without finding work: look again instead of sleeping
 	stats          Stats
@@ -107,11 +111,13 @@ func New(opts Options) (*Engine, error) {
 		commands: make(chan func(), maxCommands), wake: make(chan struct{}, 1),
 		closing: make(chan struct{}), stopped: make(chan struct{}),
 		pageIDs: radix.NewPool("page", nPages), slotIDs: radix.NewPool("state slot", nSlots),
-		seqs: map[*Seq]struct{}{}, marks: map[*Mark]struct{}{},
+		seqs: map[*Seq]struct{}{}, marks: map[*Mark]struct{}{}, leaving: map[string]int64{},
 	}
 	e.tokenBytes = int64(layout.SlabBytes / radix.PageTokens)
 	e.spacing = radix.Spacing(slotStride, e.tokenBytes)
 	e.forest = radix.NewForest(e.pageIDs, e.slotIDs, radix.Options{PageBytes: pageStride, SlotBytes: slotStride})
+	e.pageKind = resource{e.pageIDs, pageStride, e.forest.AllocPage, e.forest.EvictPages, e.forest.EvictOwnPages}
+	e.slotKind = resource{e.slotIDs, slotStride, e.forest.AllocSlot, e.forest.EvictSlots, e.forest.EvictOwnSlots}
 	if opts.HostBytes > 0 {
 		e.host = tier.NewHost(opts.HostBytes)
 	}
@@ -202,7 +208,8 @@ func (e *Engine) Tokenizer() *tokenizer.Tokenizer { return e.opts.Tokenizer }
 func (e *Engine) EOS() []int32 { return slices.Clone(e.eos) }
 
 // Start queues a turn on s. t.Line is the whole line with the new prompt; it must begin with s's line and be longer
-// than nothing. ErrQueueFull when too many runs wait, ErrBusy when s runs one, ErrContextLimit when no token fits.
+// than nothing. ErrQueueFull when too many runs wait, ErrBusy when s runs one, ErrContextLimit when no token fits,
+// ErrQuota when the open turns of s's namespace fill its limit.
 func (e *Engine) Start(ctx context.Context, s *Seq, t TurnRequest) (*Run, error) {
 	if len(t.Line) == 0 {
 		return nil, fmt.Errorf("start turn on an empty line: %w", ErrRange)
@@ -248,6 +255,8 @@ func (e *Engine) start(s *Seq, r *Run, line []int32) error {
 		return ErrQueueFull
 	case len(line) < len(s.line) || !slices.Equal(line[:len(s.line)], s.line):
 		return ErrLine
+	case e.quotaFull(s.ns, s):
+		return ErrQuota
 	}
 	s.line = append(s.line, line[len(s.line):]...)
 	s.mark(r.req.Mark)
@@ -285,6 +294,7 @@ func (e *Engine) snapshotStats() Stats {
 		}
 	}
 	st.QueueDepth, st.Running = len(e.queue), len(e.running)
+	e.quotaStats(&st)
 	if e.host != nil {
 		st.HostBytes = e.host.Bytes()
 	}

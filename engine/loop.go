@@ -62,6 +62,7 @@ func (e *Engine) loop() {
 		e.sweep()
 		e.admit()
 		worked = e.step()
+		e.keepQuotas()
 	}
 }
 
@@ -71,6 +72,7 @@ func (e *Engine) drain(block bool) bool {
 		select {
 		case cmd := <-e.commands:
 			cmd()
+			e.keepQuotas()
 		case <-e.wake:
 		case <-e.closing:
 			return false
@@ -80,6 +82,7 @@ func (e *Engine) drain(block bool) bool {
 		select {
 		case cmd := <-e.commands:
 			cmd()
+			e.keepQuotas()
 		case <-e.closing:
 			return false
 		default:
@@ -191,6 +194,7 @@ func (e *Engine) step() bool {
 		return e.retry
 	}
 	e.runBatch(b)
+	b.reset()
 	return true
 }
 

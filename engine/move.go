@@ -38,6 +38,13 @@ type outcome struct {
 // evict makes room on the device: victims go to the host while it has room, else they are dropped.
 func (e *Engine) evict(victims []radix.Eviction) {
 	e.hostRoom(victims)
+	e.demote(victims)
+	e.letGo()
+	e.spool()
+}
+
+// demote moves victims from the device to the host as far as that has room, and drops the others.
+func (e *Engine) demote(victims []radix.Eviction) {
 	for _, v := range victims {
 		if o := e.toHost(v); o.err != nil {
 			e.forest.Dropped(v) // it can be recomputed
@@ -50,8 +57,6 @@ func (e *Engine) evict(victims []radix.Eviction) {
 			e.stats.EvictedPages++
 		}
 	}
-	e.letGo()
-	e.spool()
 }
 
 // hostRoom gives up host copies, in the tree's order, until the host has room for the victims that no lower tier has, or
@@ -268,9 +273,9 @@ func (e *Engine) dropOnDisk(handles []int64) {
 	}
 }
 
-// diskRoom gives up disk copies, in the tree's order, until the disk has room for the victims. The records are dropped
-// where the copies are made, before them.
-func (e *Engine) diskRoom(victims []radix.Eviction) (freed []int64) {
+// diskRoom gives up disk copies that pick names, in the tree's order, until the disk has room for the victims. The
+// records are dropped where the copies are made, before them.
+func (e *Engine) diskRoom(victims []radix.Eviction, pick func(bytes, now int64) []radix.Eviction) (freed []int64) {
 	if e.disk == nil {
 		return nil
 	}
@@ -282,7 +287,7 @@ func (e *Engine) diskRoom(victims []radix.Eviction) (freed []int64) {
 	}
 	for last := int64(0); over > 0 && over != last; {
 		last = over
-		for _, v := range e.forest.EvictDisk(over, e.now()) { // counted with the device's padding: once may be too few
+		for _, v := range pick(over, e.now()) { // counted with the device's padding: once may be too few
 			if e.forest.Dropped(v) {
 				over -= e.diskCost(v)
 			}
@@ -325,19 +330,26 @@ type copying struct {
 	victims []radix.Eviction
 	records []tier.Record
 	freed   []int64 // to be dropped first, for room
+	leave   bool    // what cannot be copied is dropped, else it stays where it is
 }
 
 // beginCopying makes a copy to the disk, on the loop.
 func (e *Engine) beginCopying(victims []radix.Eviction) *copying {
-	j := &copying{victims: victims, freed: e.diskRoom(victims), records: make([]tier.Record, len(victims))}
-	for i, v := range victims {
+	j := &copying{victims: victims, freed: e.diskRoom(victims, e.forest.EvictDisk)}
+	e.describe(j)
+	return j
+}
+
+// describe makes the records of what is copied.
+func (e *Engine) describe(j *copying) {
+	j.records = make([]tier.Record, len(j.victims))
+	for i, v := range j.victims {
 		if v.Disk == 0 {
 			e.line = v.Line(e.line[:0])
 			e.chains.follow(v.Key(), e.line)
 			j.records[i] = e.chains.record(e.line, v)
 		}
 	}
-	return j
 }
 
 // copyToDisk copies, anywhere, as many as there is room for from the first on.
@@ -362,12 +374,17 @@ func (e *Engine) copyToDisk(ctx context.Context, j *copying) []outcome {
 	return outcomes
 }
 
-// settle tells the tree, on the loop. What could not be copied stays where it is. It returns the first failure.
+// settle tells the tree, on the loop. What could not be copied stays where it is, unless it has to leave. It returns
+// the first failure.
 func (e *Engine) settle(j *copying, outcomes []outcome) error {
 	var first error
 	for i, v := range j.victims {
 		if err := outcomes[i].err; err != nil {
-			e.forest.Keep(v)
+			if j.leave {
+				e.forest.Dropped(v)
+			} else {
+				e.forest.Keep(v)
+			}
 			if first == nil {
 				first = err
 			}

@@ -12,7 +12,7 @@ import (
 
 // Open makes a timeline of line. It matches the tree on every tier, restores the deepest state, and
 // says what it found; the rest, up to the pending token, is prefilled behind unless opts.Lazy. line may be empty.
-// The Seq must be given back by Release or Detach.
+// The Seq must be given back by Release or Detach. ErrQuota when the open turns of the namespace fill its limit.
 func (e *Engine) Open(ctx context.Context, line []int32, opts OpenOptions) (*Seq, Restored, error) {
 	if len(line) > e.opts.Model.ContextLimit() {
 		return nil, Restored{}, fmt.Errorf("open a line of %d tokens, context %d: %w", len(line), e.opts.Model.ContextLimit(), ErrContextLimit)
@@ -22,11 +22,17 @@ func (e *Engine) Open(ctx context.Context, line []int32, opts OpenOptions) (*Seq
 	}
 	var s *Seq
 	if err := e.do(ctx, func() {
+		if !opts.Fresh && e.quotaFull(opts.Namespace, nil) {
+			return
+		}
 		s = e.newSeq(opts.Namespace, slices.Clone(line))
 		s.fresh, s.lazy = opts.Fresh, opts.Lazy
 		s.mark(opts.Mark)
 	}); err != nil {
 		return nil, Restored{}, err
+	}
+	if s == nil {
+		return nil, Restored{}, fmt.Errorf("open a line of %d tokens: %w", len(line), ErrQuota)
 	}
 	if err := e.fetch(ctx, s); err != nil {
 		e.Release(s)
@@ -172,7 +178,7 @@ func (e *Engine) endFetch(ctx context.Context, s *Seq, job *restoring) error {
 // bytes are being copied in.
 func (e *Engine) restoreInLoop(s *Seq, r *Run) bool {
 	// Make room for the others' next tokens too, or the youngest is restored only to be preempted again.
-	if s.preempted && (e.pageIDs.Free() < len(e.running) || e.slotIDs.Free() < 1) {
+	if s.preempted && !e.yields(s) && (e.pageIDs.Free() < len(e.running) || e.slotIDs.Free() < 1) {
 		e.evict(e.forest.EvictPages(len(e.running), e.now()))
 		e.evict(e.forest.EvictSlots(1, e.now()))
 	}
@@ -211,7 +217,7 @@ func (e *Engine) beginRestore(s *Seq) *restoring {
 	e.forest.Match(s.ns, s.line, m)
 	lock := e.forest.Lock(m)
 	e.forest.Touch(m, e.now())
-	j := e.reserve(m, lock)
+	j := e.reserve(m, lock, s)
 	if j != nil {
 		j.reason, j.coldAt = e.coldReason(j, m, s)
 		s.moving = true
@@ -219,13 +225,14 @@ func (e *Engine) beginRestore(s *Seq) *restoring {
 	return j
 }
 
-// reserve takes references to what m found, and room for what has to be copied. The lock is the restore's from now on.
-func (e *Engine) reserve(m *radix.Match, lock radix.Lock) *restoring {
+// reserve takes references to what m found, and room for what has to be copied, for s or, if that is nil, for nobody.
+// The lock is the restore's from now on.
+func (e *Engine) reserve(m *radix.Match, lock radix.Lock, s *Seq) *restoring {
 	j := nothing("")
 	j.lock = lock
-	err := e.reservePages(j, m)
+	err := e.reservePages(j, m, s)
 	if err == nil {
-		err = e.reserveState(j, m)
+		err = e.reserveState(j, m, s)
 	}
 	if err != nil {
 		e.abandon(j)

@@ -66,8 +66,8 @@ func (w *world) start() {
 
 func (w *world) log() {
 	st := w.e.Stats()
-	w.t.Logf("%d forks, %d snapshots, evicted %d pages and %d snapshots, tokens: %d from the device, %d from the host, %d from the disk, %d recomputed",
-		st.Forks, st.Snapshots, st.EvictedPages, st.EvictedSnapshots, st.TokensDevice, st.TokensHost, st.TokensDisk, st.TokensRecomputed)
+	w.t.Logf("%d forks, %d snapshots, evicted %d pages and %d snapshots, for the limit %d, tokens: %d from the device, %d from the host, %d from the disk, %d recomputed",
+		st.Forks, st.Snapshots, st.EvictedPages, st.EvictedSnapshots, st.QuotaEvicted, st.TokensDevice, st.TokensHost, st.TokensDisk, st.TokensRecomputed)
 }
 
 // crash ends the engine, at times after saving, and starts another one on the same disk. Only lines survive.
@@ -86,6 +86,17 @@ func (w *world) crash() {
 	}
 	w.e.Close()
 	w.start()
+}
+
+// limit bounds what all of it may take, or lifts the bound.
+func (w *world) limit() {
+	bytes := int64(-1)
+	if w.r.IntN(3) > 0 {
+		bytes = int64(1+w.r.IntN(12)) * (w.e.pageKind.bytes + w.e.slotKind.bytes)
+	}
+	if err := w.e.SetNamespaceLimit(w.t.Context(), "", bytes); err != nil {
+		w.t.Fatal(err)
+	}
 }
 
 // check proves a sample of the cache.
@@ -114,6 +125,9 @@ func (w *world) step(n int) {
 		return
 	case k >= 47:
 		w.check()
+		return
+	case k >= 45:
+		w.limit()
 		return
 	}
 	switch k := w.r.IntN(12); {

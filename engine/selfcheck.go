@@ -144,7 +144,7 @@ func (e *Engine) beginAuditSeq(a *audit) *restoring {
 	lock := e.forest.Lock(m)
 	m.Pages = m.Pages[:a.from/radix.PageTokens]
 	m.Tokens = len(m.Pages) * radix.PageTokens
-	job := e.reserve(m, lock)
+	job := e.reserve(m, lock, nil)
 	if job == nil {
 		return nil
 	}

@@ -159,7 +159,7 @@ func TestCheckedTimelineStaysWhileCompared(t *testing.T) {
 		if _, _, full := e.beginComparing(a); !full {
 			t.Error("nothing to compare")
 		}
-		if e.parkIdle(nil) {
+		if e.parkIdle(func(*Seq) bool { return true }) {
 			t.Error("parked while its bytes are read")
 		}
 		if e.alone(&Run{seq: a.seq}) {

@@ -100,7 +100,7 @@ func (e *Engine) extend(s *Seq, rows int) error {
 		case end <= s.have:
 			return nil
 		case i == len(s.pages):
-			id, err := e.allocPage()
+			id, err := e.allocPage(s)
 			if err != nil {
 				return err
 			}
@@ -119,7 +119,7 @@ func (e *Engine) ownSlot(s *Seq) error {
 	if s.slot != radix.None && e.slotIDs.Refs(s.slot) == 1 {
 		return nil
 	}
-	id, err := e.allocSlot()
+	id, err := e.allocSlot(s)
 	if err != nil {
 		return err
 	}
@@ -137,7 +137,7 @@ func (e *Engine) ownSlot(s *Seq) error {
 
 // ownPage replaces the shared partial page i by a copy.
 func (e *Engine) ownPage(s *Seq, i int) error {
-	id, err := e.allocPage()
+	id, err := e.allocPage(s)
 	if err != nil {
 		return err
 	}
@@ -152,32 +152,62 @@ func (e *Engine) ownPage(s *Seq, i int) error {
 	return nil
 }
 
-func (e *Engine) allocPage() (int32, error) {
+// allocPage takes a page for s, which its namespace pays for; s may be nil, or fresh: nobody pays.
+func (e *Engine) allocPage(s *Seq) (int32, error) {
 	if err := e.fault("allocate page"); err != nil {
 		return radix.None, err
 	}
-	if id, ok := e.pageIDs.Alloc(); ok {
-		return id, nil
-	}
-	e.evict(e.forest.EvictPages(evictBatch, e.now()))
-	if id, ok := e.pageIDs.Alloc(); ok {
+	if id, ok := e.alloc(&e.pageKind, s); ok {
 		return id, nil
 	}
 	return radix.None, fmt.Errorf("page of %d tokens: %w", radix.PageTokens, ErrPoolFull)
 }
 
-func (e *Engine) allocSlot() (int32, error) {
+// allocSlot takes a state slot likewise.
+func (e *Engine) allocSlot(s *Seq) (int32, error) {
 	if err := e.fault("allocate slot"); err != nil {
 		return radix.None, err
 	}
-	if id, ok := e.slotIDs.Alloc(); ok {
-		return id, nil
-	}
-	e.evict(e.forest.EvictSlots(evictBatch, e.now()))
-	if id, ok := e.slotIDs.Alloc(); ok {
+	if id, ok := e.alloc(&e.slotKind, s); ok {
 		return id, nil
 	}
 	return radix.None, fmt.Errorf("state slot: %w", ErrPoolFull)
+}
+
+// resource is pages or slots.
+type resource struct {
+	pool     *radix.Pool
+	bytes    int64 // of one
+	alloc    func(ns string) (int32, bool)
+	evict    func(n int, now int64) []radix.Eviction
+	evictOwn func(ns string, n int, now int64) []radix.Eviction
+}
+
+// alloc takes one for s. A namespace at its limit gives up something of its own for it; others' things only go where
+// the pool is full and no other turn of the namespace could give way.
+func (e *Engine) alloc(k *resource, s *Seq) (int32, bool) {
+	if e.excess(s, k.bytes) > 0 {
+		e.giveUp(s.ns, k.bytes)
+		if k.pool.Free() == 0 {
+			e.demote(k.evictOwn(s.ns, evictBatch, e.now()))
+			e.letGo()
+		}
+	}
+	if id, ok := e.take(k, s); ok {
+		return id, true
+	}
+	if e.yields(s) {
+		return radix.None, false
+	}
+	e.evict(k.evict(evictBatch, e.now()))
+	return e.take(k, s)
+}
+
+func (e *Engine) take(k *resource, s *Seq) (int32, bool) {
+	if s.pays() {
+		return k.alloc(s.ns)
+	}
+	return k.pool.Alloc()
 }
 
 // evictBatch is how many pages or slots one shortage makes room for, so that the next allocations find some free.

@@ -54,9 +54,9 @@ func (x *machine) pin(t *rapid.T) {
 	if want {
 		x.pins = append(x.pins, p)
 		pages, snaps := x.pinCounts()
-		want = pages <= modelPages/pinShare && snaps <= modelSlots/pinShare
+		want = pages <= modelPages/PinShare && snaps <= modelSlots/PinShare
 		if limit, ok := x.limits[key]; ok {
-			want = want && x.pinnedBytes(key) <= limit/pinShare
+			want = want && x.pinnedBytes(key) <= limit/PinShare
 		}
 		if !want {
 			x.pins = x.pins[:len(x.pins)-1]

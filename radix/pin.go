@@ -2,10 +2,10 @@ package radix
 
 import "fmt"
 
-// A pin may hold at most one part in pinShare of the page pool and of the slot
-// pool, all pins together, and of its key's limit, all the key's together; one
-// that would pass it is refused. So whoever is not pinned always finds room.
-const pinShare = 2
+// PinShare bounds pins: they hold at most one part in PinShare of the page pool and
+// of the slot pool, all pins together, and of their key's limit, all the key's
+// together; one that would pass it is refused. So whoever is not pinned always finds room.
+const PinShare = 2
 
 // Pin keeps a line's pages and its deepest snapshot from leaving the tier where
 // they are, longer than a user's Lock. The zero Pin holds nothing.
@@ -44,10 +44,10 @@ func (f *Forest) Pin(key string, tokens []int32) (Pin, bool) {
 			pages++
 		}
 	}
-	if f.stats.PinnedPages+pages > f.pages.Size()/pinShare || f.stats.PinnedSnapshots+slots > f.slots.Size()/pinShare {
+	if f.stats.PinnedPages+pages > f.pages.Size()/PinShare || f.stats.PinnedSnapshots+slots > f.slots.Size()/PinShare {
 		return Pin{}, false
 	}
-	if t := n.tree; t.limit != NoLimit && t.pinned+f.pinBytes(pages, slots) > t.limit/pinShare {
+	if t := n.tree; t.limit != NoLimit && t.pinned+f.pinBytes(pages, slots) > t.limit/PinShare {
 		return Pin{}, false
 	}
 	f.pinned(n.tree, pages, slots)
