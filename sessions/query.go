@@ -364,8 +364,29 @@ func (m *Manager) Cancel(ctx context.Context, call Call, id string) (Turn, error
 		return Turn{}, err
 	}
 	t, err := m.Turn(ctx, call.Tenant, id, out.ID)
+	if err == nil && !t.State.Final() {
+		// an earlier call with this key came as far as naming the turn: its server died
+		if err := m.endNamed(ctx, call.Tenant, id, out.ID); err != nil {
+			return Turn{}, err
+		}
+		t, err = m.Turn(ctx, call.Tenant, id, out.ID)
+	}
 	if err != nil {
 		return Turn{}, fmt.Errorf("read cancelled turn: %w", err)
 	}
 	return t, nil
+}
+
+// endNamed cancels a turn unless it has ended by now.
+func (m *Manager) endNamed(ctx context.Context, tenant, id, turn string) error {
+	s, err := m.hold(ctx, tenant, id)
+	if err != nil {
+		return err
+	}
+	defer s.ops.unlock()
+	t, err := m.Turn(ctx, tenant, id, turn)
+	if err != nil || t.State.Final() {
+		return err
+	}
+	return s.cancelTurn(ctx) // a session has one open turn
 }

@@ -32,3 +32,32 @@ func TestEndedTurnHasAllItsTokens(t *testing.T) {
 		}
 	}
 }
+
+// TestCancelRepeatedAfterACrash: a cancellation whose server died between
+// naming the turn and ending it is done when it is repeated with its key, and
+// ends that turn and no other.
+func TestCancelRepeatedAfterACrash(t *testing.T) {
+	r := newRig(t)
+	s := r.create("func main() {")
+	call := Call{Tenant: DefaultTenant, Route: "POST /v1/sessions/" + s.ID + "/cancel", IdempotencyKey: "c"}
+	open := r.start(s.ID, TurnRequest{MaxTokens: ptr(2000), IgnoreEOS: true})
+	_, err := once(t.Context(), r.Manager, call, func(save save) (Turn, error) {
+		named := Turn{ID: open.ID}
+		err, _ := r.transact(t.Context(), func(*work) {}, func(w *work) error { return save(w, named) })
+		return named, err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := r.Cancel(t.Context(), call, s.ID)
+	if err != nil || got.ID != open.ID || got.State != TurnCancelled {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	next := r.start(s.ID, TurnRequest{MaxTokens: ptr(20), IgnoreEOS: true})
+	if got, err := r.Cancel(t.Context(), call, s.ID); err != nil || got.ID != open.ID {
+		t.Errorf("once more: %+v, %v", got, err)
+	}
+	if got := r.wait(s.ID, next.ID); got.State != TurnCompleted {
+		t.Errorf("the next turn is %s", got.State)
+	}
+}
