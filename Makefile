@@ -47,7 +47,7 @@ bench: build ## fork cost, batch ladder and roofline on the nano model, as JSON 
 	$(BIN) bench ladder --json
 	$(BIN) bench roofline --json
 
-soak: setup build ## kill a server 50 times under load and check that nothing acknowledged is lost or has happened twice
+soak: setup build ## kill servers 60 times under load and check that nothing acknowledged is lost or has happened twice (about 6 minutes)
 	@$(BIN) soak $(ARGS)
 
 web: ## rebuild web/dist from web/src (needs Node 20 or newer), after type check and unit tests

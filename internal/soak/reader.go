@@ -67,6 +67,7 @@ func (r *reader) live(ctx context.Context, run *run, sse bool, server int) {
 func (r *reader) add(e client.Event, b *book) {
 	if e.Type != "turn.delta" {
 		b.acknowledge(1)
+		b.read.Add(1)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
