@@ -57,7 +57,12 @@ type book struct {
 	acknowledged, read, repeated, restored, killCount atomic.Int64
 
 	mu       sync.Mutex
-	findings []finding // guarded by mu
+	findings []finding       // guarded by mu
+	told     map[string]bool // guarded by mu; sessions of findings
+}
+
+func newBook(log io.Writer, stop context.CancelCauseFunc) *book {
+	return &book{log: log, stop: stop, told: map[string]bool{}}
 }
 
 var errEnough = errors.New("that many findings are enough")
@@ -72,11 +77,19 @@ func (b *book) add(found ...finding) {
 	defer b.mu.Unlock()
 	for _, f := range found {
 		b.findings = append(b.findings, f)
+		b.told[f.session] = true
 		fmt.Fprintf(b.log, "%s after %d kills: %s\n", time.Now().UTC().Format(timeFormat), b.kills(), f)
 	}
 	if len(b.findings) >= findingsMax {
 		b.stop(errEnough)
 	}
+}
+
+// known says whether something was found about a session: it is told once.
+func (b *book) known(session string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.told[session]
 }
 
 func (b *book) report() Report {
@@ -196,21 +209,4 @@ func (s *session) livingChildren() int {
 		}
 	}
 	return n
-}
-
-// accept takes what was found for true, so that each finding is told once.
-func (s *session) accept(got *seen) {
-	s.title, s.detached, s.closed = got.session.Title, got.session.State == "detached", got.session.State == "closed"
-	s.refTo = 0
-	s.turns, s.forked = nil, nil
-	for _, t := range got.turns {
-		if !t.Inherited {
-			s.turns = append(s.turns, &turn{id: t.ID, from: t.From, state: t.State, to: t.To, text: t.Text, known: time.Now()})
-		}
-	}
-	for _, e := range got.events {
-		if e.Type == "session.forked" {
-			s.forked = append(s.forked, e.Children)
-		}
-	}
 }

@@ -165,7 +165,7 @@ func TestCheckComparesChildren(t *testing.T) {
 // TestFindingsAreCountedAndStop: lost and duplicated are told apart, and too many end a run.
 func TestFindingsAreCountedAndStop(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
-	b := &book{log: io.Discard, stop: cancel}
+	b := newBook(io.Discard, cancel)
 	b.acknowledge(3)
 	b.killed()
 	b.add(finding{kind: lost}, finding{kind: lost}, finding{kind: duplicated})

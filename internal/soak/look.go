@@ -105,7 +105,7 @@ func (a *agent) verify(ctx context.Context, all bool) error {
 		}
 	}
 	a.buried = nil
-	a.sessions = slices.DeleteFunc(a.sessions, func(s *session) bool { return s.deleted }) // those that are lost
+	a.sessions = slices.DeleteFunc(a.sessions, func(s *session) bool { return s.deleted || a.run.book.known(s.id) })
 	return nil
 }
 
@@ -131,16 +131,11 @@ func (a *agent) compare(ctx context.Context, s *session, last bool) error {
 		}
 	}
 	a.run.book.add(found...)
-	if last || s.deleted || got.gone {
+	if last || len(found) > 0 || s.deleted {
 		s.dropReaders()
 	}
-	if got.gone || s.deleted {
-		s.deleted = true
-		return nil
-	}
-	s.line, s.log, s.logAt, s.readers = got.line, got.events, time.Now(), s.reading()
-	if len(found) > 0 {
-		s.accept(got) // it is told once
+	if len(found) == 0 && !s.deleted {
+		s.line, s.log, s.logAt, s.readers = got.line, got.events, time.Now(), s.reading()
 	}
 	return nil
 }

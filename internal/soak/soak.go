@@ -24,8 +24,11 @@ import (
 	"io"
 	"math/rand/v2"
 	"os/exec"
+	"slices"
 	"sync"
 	"time"
+
+	"rocket/client"
 )
 
 const (
@@ -86,7 +89,7 @@ func Run(ctx context.Context, opts Options) (Report, error) {
 	defer cancel(nil)
 	n := max(1, opts.Sessions/sessionsPerAgent)
 	r := &run{opts: opts, gate: newGate(n), cancel: cancel, r: rand.New(rand.NewPCG(opts.Seed, 0))}
-	r.book = &book{log: opts.Log, stop: cancel}
+	r.book = newBook(opts.Log, cancel)
 	err := r.do(ctx, n)
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = cause
@@ -244,6 +247,7 @@ func (r *run) whole(ctx context.Context, round int, up time.Duration) error {
 			want[s.id] = s
 		}
 	}
+	all = slices.DeleteFunc(all, func(x client.Session) bool { return r.book.known(x.ID) })
 	r.book.add(checkList(want, all)...)
 	rep := r.book.report()
 	what := fmt.Sprintf("kill %d of %d: serving again after %.1f s", rep.Kills, r.opts.Kills, up.Seconds())
