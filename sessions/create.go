@@ -18,7 +18,7 @@ func (m *Manager) Create(ctx context.Context, call Call, req CreateRequest) (Ses
 	if err != nil {
 		return Session{}, err
 	}
-	line, mark, field, err := m.prompt(nil, req.Messages, req.Input, false)
+	line, mark, field, err := m.prompt(ctx, call.Tenant, nil, req.Messages, req.Input, false)
 	if err != nil {
 		return Session{}, err
 	}

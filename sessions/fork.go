@@ -3,6 +3,7 @@ package sessions
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"rocket/engine"
@@ -68,18 +69,23 @@ func checkFork(req ForkRequest) ([]ForkChild, error) {
 	kids := make([]ForkChild, n)
 	copy(kids, req.Children)
 	for i := range kids {
+		title, labels := "title", "labels"
 		if kids[i].Title == nil {
 			kids[i].Title = req.Title
+		} else {
+			title = fmt.Sprintf("children[%d].title", i)
 		}
 		if kids[i].Labels == nil {
 			kids[i].Labels = req.Labels
+		} else {
+			labels = fmt.Sprintf("children[%d].labels", i)
 		}
 		if kids[i].Title != nil {
-			if err := checkText("title", *kids[i].Title, TitleBytesMax); err != nil {
+			if err := checkText(title, *kids[i].Title, TitleBytesMax); err != nil {
 				return nil, err
 			}
 		}
-		if err := checkLabels("labels", kids[i].Labels); err != nil {
+		if err := checkLabels(labels, kids[i].Labels); err != nil {
 			return nil, err
 		}
 	}

@@ -106,6 +106,7 @@ type Manager struct {
 	checking  gate         // one CheckCache at a time
 	importing gate         // one Import at a time
 	exporting atomic.Int32 // Exports under way
+	prompts   promptGate   // of large prompts
 
 	mu      sync.Mutex
 	live    map[liveKey]*session      // guarded by mu

@@ -73,6 +73,9 @@ func (m *Manager) List(ctx context.Context, tenant string, f ListFilter) (Sessio
 		ids[i] = &id
 	}
 	labels := f.Labels
+	if err := checkLabels("label", labels); err != nil {
+		return SessionPage{}, invalid("label", "no label can be like that: %s", err.(*Error).Message)
+	}
 	if labels == nil {
 		labels = map[string]string{}
 	}
@@ -101,6 +104,9 @@ func (m *Manager) List(ctx context.Context, tenant string, f ListFilter) (Sessio
 func (m *Manager) Tree(ctx context.Context, tenant, id string, depth *int) (Tree, error) {
 	if depth != nil && *depth < 0 {
 		return Tree{}, invalid("depth", "must not be negative")
+	}
+	if depth != nil && *depth > TreeNodesMax { // no tree that is answered is deeper, and Postgres counts no further
+		depth = nil
 	}
 	u, err := parseSession(id)
 	if err != nil {

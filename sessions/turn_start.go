@@ -60,7 +60,7 @@ func (o *operation) newTurn(ctx context.Context, req TurnRequest) (*turn, error)
 	if err := s.loadLine(ctx); err != nil {
 		return nil, err
 	}
-	prompt, mark, field, err := s.m.prompt(s.line, req.Messages, req.Input, true)
+	prompt, mark, field, err := s.m.prompt(ctx, x.tenant, s.line, req.Messages, req.Input, true)
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +86,14 @@ func (s *session) newTurn(id uuid.UUID, req TurnRequest, prompt []int32, from in
 // prompt turns messages or text into the tokens that follow line, and names
 // the field that they came from. mark is the end of a system prompt that begins
 // the line, where others with the same one part; 0 if there is none.
-func (m *Manager) prompt(line []int32, msgs []Message, input *string, generate bool) (ids []int32, mark int, field string, err error) {
+func (m *Manager) prompt(ctx context.Context, tenant string, line []int32, msgs []Message, input *string, generate bool) (ids []int32, mark int, field string, err error) {
+	if promptBytes(msgs, input) > promptLarge {
+		leave, err := m.prompts.enter(ctx, tenant)
+		if err != nil {
+			return nil, 0, "", err
+		}
+		defer leave()
+	}
 	if len(msgs) == 0 {
 		if input == nil || *input == "" {
 			return []int32{}, 0, "input", nil

@@ -83,11 +83,33 @@ func checkPrompt(msgs []Message, input *string) error {
 		if !utf8.ValidString(m.Content) || strings.ContainsRune(m.Content, 0) {
 			return invalid(fmt.Sprintf("messages[%d].content", i), "must be UTF-8 text without NUL characters")
 		}
+		for _, f := range []struct{ name, text string }{{"name", m.Name}, {"tool_call_id", m.ToolCallID}} {
+			if !utf8.ValidString(f.text) || strings.ContainsRune(f.text, 0) {
+				return invalid(fmt.Sprintf("messages[%d].%s", i, f.name), "must be UTF-8 text without NUL characters")
+			}
+		}
+		if escapesNUL(m.ToolCalls) {
+			return invalid(fmt.Sprintf("messages[%d].tool_calls", i), "must be without NUL characters")
+		}
 	}
 	if input != nil && (!utf8.ValidString(*input) || strings.ContainsRune(*input, 0)) {
 		return invalid("input", "must be UTF-8 text without NUL characters")
 	}
 	return nil
+}
+
+// escapesNUL finds \u0000 in JSON, which Postgres does not keep.
+func escapesNUL(data []byte) bool {
+	for i := 0; i+1 < len(data); i++ {
+		if data[i] != '\\' {
+			continue
+		}
+		if strings.HasPrefix(string(data[i+1:min(i+6, len(data))]), "u0000") {
+			return true
+		}
+		i++
+	}
+	return false
 }
 
 // checkText refuses what Postgres cannot store and what is too long.
