@@ -76,7 +76,45 @@ func unmarshalJSON(data []byte, v any) error {
 	if loneSurrogate(data) {
 		return errors.New("\\u escape of half a surrogate pair")
 	}
+	if values, depth := measureJSON(data); values > jsonValuesMax {
+		return fmt.Errorf("more than %d values", jsonValuesMax)
+	} else if depth > jsonDepthMax {
+		return fmt.Errorf("nested more than %d deep", jsonDepthMax)
+	}
 	return json.Unmarshal(data, v)
+}
+
+// Bounds of JSON text: what a decoder makes of a small one ("[{},{},...") is
+// many times larger than its text, and Postgres keeps no deep one. More is
+// refused before it is decoded.
+const (
+	jsonValuesMax = 100_000
+	jsonDepthMax  = 100
+)
+
+// measureJSON counts what stands before each value of valid JSON but the first
+// (a bracket that opens, a comma, a colon), and how deep brackets nest.
+func measureJSON(data []byte) (values, depth int) {
+	open := 0
+	text := false
+	for i := 0; i < len(data); i++ {
+		switch c := data[i]; {
+		case text && c == '\\':
+			i++
+		case c == '"':
+			text = !text
+		case text:
+		case c == '[' || c == '{':
+			values++
+			open++
+			depth = max(depth, open)
+		case c == ']' || c == '}':
+			open--
+		case c == ',' || c == ':':
+			values++
+		}
+	}
+	return values, depth
 }
 
 // loneSurrogate finds an escape that is half a surrogate pair: it stands for no character, and the decoder would put
@@ -135,6 +173,12 @@ func call(ctx context.Context, key, route string, request any, wait bool) (sessi
 	if key == "" {
 		return c, nil
 	}
+	if !storable(route) { // an id that none has: the call does nothing that could be done twice
+		return c, nil
+	}
+	if !storable(key) {
+		return c, codeProblem(codeInvalid, "idempotency_key: must be UTF-8 without NUL characters", "idempotency_key")
+	}
 	if len(key) > idempotencyKeyMax {
 		return c, codeProblem(codeInvalid, fmt.Sprintf("idempotency_key: expected length <= %d", idempotencyKeyMax), "idempotency_key")
 	}
@@ -146,6 +190,9 @@ func call(ctx context.Context, key, route string, request any, wait bool) (sessi
 	c.IdempotencyKey, c.Route, c.BodyHash = key, route, sum[:]
 	return c, nil
 }
+
+// storable tells whether Postgres takes a text.
+func storable(text string) bool { return utf8.ValidString(text) && !strings.ContainsRune(text, 0) }
 
 // body is an answer with nothing but a JSON body.
 type body[T any] struct {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"mime"
 	"net/http"
-	"os"
 	"reflect"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -117,11 +116,12 @@ func (s *Server) importBundle(w http.ResponseWriter, r *http.Request) (sessions.
 		return none, err
 	}
 	markStream(w)
+	passBody(r)
 	result, err := s.manager.Import(r.Context(), c, http.MaxBytesReader(w, r.Body, bundleBytesMax))
 	if _, large := errors.AsType[*http.MaxBytesError](err); large {
 		return none, codeProblem(codeTooLarge, fmt.Sprintf("the bundle is larger than %d bytes", bundleBytesMax), "body")
 	}
-	if errors.Is(err, os.ErrDeadlineExceeded) && r.Context().Err() == nil {
+	if err != nil && lateBody(r) {
 		return none, codeProblem(codeBodyTimeout, "the bundle did not come in time", "body")
 	}
 	return result, err

@@ -34,6 +34,7 @@ const (
 	codeTimeout          = "timeout" // a command on a socket took longer than Options.CallTimeout
 	codeSubscriptionsMax = "too_many_subscriptions"
 	codeConnectionsMax   = "too_many_connections"
+	codeHeldMax          = "too_many_bodies"
 	codeAdminKey         = "admin_key_required"
 	codePeerGone         = "owner_unreachable" // another server has the session and does not answer
 )
@@ -72,6 +73,21 @@ var statuses = map[string]int{
 	codePeerGone:                             http.StatusServiceUnavailable,
 	codeSubscriptionsMax:                     http.StatusTooManyRequests,
 	codeConnectionsMax:                       http.StatusServiceUnavailable,
+	codeHeldMax:                              http.StatusServiceUnavailable,
+}
+
+const (
+	// problemTextMax bounds what an answer repeats of a request: more is cut.
+	problemTextMax = 512
+	// problemErrorsMax is how many wrong fields are told of.
+	problemErrorsMax = 20
+)
+
+func cut(text string) string {
+	if len(text) <= problemTextMax {
+		return text
+	}
+	return strings.ToValidUTF8(text[:problemTextMax], "") + "…"
 }
 
 // retryAfterSeconds is how long a client that was refused for load waits.
@@ -87,7 +103,7 @@ type Problem struct {
 	Code     string         `json:"code"`
 	Field    string         `json:"field,omitempty" doc:"the request field that is wrong, dotted"`
 	FirstSeq int64          `json:"first_seq,omitempty" doc:"with code gone: the first seq that is left"`
-	Errors   []ProblemField `json:"errors,omitempty" doc:"every field that is wrong, where there is more than one"`
+	Errors   []ProblemField `json:"errors,omitempty" doc:"the fields that are wrong, 20 at most, where there is more than one"`
 
 	retryAfter int // seconds; 0: not told
 }
@@ -119,7 +135,7 @@ func (p *Problem) ContentType(string) string { return "application/problem+json"
 func newProblem(status int, code, detail, field string) *Problem {
 	p := &Problem{
 		Type: "urn:rocket:problem:" + code, Title: http.StatusText(status), Status: status,
-		Detail: detail, Code: code, Field: field,
+		Detail: cut(detail), Code: code, Field: cut(field),
 	}
 	if status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
 		p.retryAfter = retryAfterSeconds
@@ -174,7 +190,7 @@ func (s *Server) problem(err error) *Problem {
 func humaProblem(status int, msg string, errs ...error) huma.StatusError {
 	p := newProblem(status, humaCode(status), msg, "")
 	for _, err := range errs {
-		if err == nil {
+		if err == nil || len(p.Errors) == problemErrorsMax {
 			continue
 		}
 		if inner, ok := errors.AsType[*Problem](err); ok {
@@ -188,6 +204,7 @@ func humaProblem(status int, msg string, errs ...error) huma.StatusError {
 				f.Location += "." + m[1]
 			}
 		}
+		f.Location, f.Message = cut(f.Location), cut(f.Message)
 		p.Errors = append(p.Errors, f)
 	}
 	if msg == "cannot read request body" { // the client went away or sent less than it promised
@@ -202,7 +219,7 @@ func humaProblem(status int, msg string, errs ...error) huma.StatusError {
 		p.Field = fieldOf(first.Location)
 		p.Detail = first.Message
 		if p.Field != "" {
-			p.Detail = p.Field + ": " + first.Message
+			p.Detail = cut(p.Field + ": " + first.Message)
 		}
 	}
 	if len(p.Errors) == 1 {

@@ -158,7 +158,7 @@ func (s *Server) pageEvents(w http.ResponseWriter, r *http.Request, log *session
 // streamEvents sends events until the client leaves, the session is deleted,
 // or the server closes. The id of each event is what Last-Event-ID brings back.
 func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request, log *sessions.Log, next int64) {
-	end, err := s.beginStream()
+	end, err := s.beginStream(r.Context())
 	if err != nil {
 		writeProblem(w, s.problem(err))
 		return

@@ -25,6 +25,7 @@ type metrics struct {
 	closes   *prometheus.CounterVec
 	refused  prometheus.Counter
 	proxied  prometheus.Counter
+	dropped  prometheus.Counter
 
 	turns     *prometheus.CounterVec
 	ttft      prometheus.Histogram
@@ -48,6 +49,8 @@ func newMetrics(s *Server) *metrics {
 		}, []string{"code"}),
 		refused: prometheus.NewCounter(prometheus.CounterOpts{Name: "rocket_unauthenticated_total", Help: "Requests without an API key that is good."}),
 		proxied: prometheus.NewCounter(prometheus.CounterOpts{Name: "rocket_proxied_total", Help: "Calls and frames that were passed on to the server that has the session."}),
+		dropped: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "rocket_connections_dropped_total", Help: "Connections closed because too many were open: new ones, or ones without a request."}),
 		turns: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "rocket_turns_total", Help: "Turns that ended, by state and finish reason.",
 		}, []string{"state", "finish_reason"}),
@@ -63,7 +66,7 @@ func newMetrics(s *Server) *metrics {
 		cached:    prometheus.NewCounter(prometheus.CounterOpts{Name: "rocket_turn_cached_tokens_total", Help: "Those of them that were not computed again."}),
 		unwatched: prometheus.NewCounter(prometheus.CounterOpts{Name: "rocket_turns_uncounted_total", Help: "Lifecycle events that came too fast to be counted here."}),
 	}
-	m.registry.MustRegister(m.turns, m.ttft, m.rate, m.prompts, m.cached, m.unwatched, m.requests, m.sockets, m.sse, m.closes, m.refused, m.proxied, &collector{server: s},
+	m.registry.MustRegister(m.turns, m.ttft, m.rate, m.prompts, m.cached, m.unwatched, m.requests, m.sockets, m.sse, m.closes, m.refused, m.proxied, m.dropped, &collector{server: s},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }

@@ -193,7 +193,7 @@ func (s *Server) proxy(w http.ResponseWriter, r *http.Request, p sessions.Place,
 	defer context.AfterFunc(s.closing, func() { cancel(errDraining) })()
 	c := &proxied{server: s, place: p, base: base, r: r, ctx: ctx, stream: isEventStream(r), end: func() {}, next: next}
 	if c.stream {
-		end, err := s.beginStream()
+		end, err := s.beginStream(r.Context())
 		if err != nil {
 			writeProblem(w, s.problem(err))
 			return
@@ -208,6 +208,7 @@ func (s *Server) proxy(w http.ResponseWriter, r *http.Request, p sessions.Place,
 	}
 	out := r.WithContext(ctx)
 	if r.Body != nil && r.Body != http.NoBody {
+		passBody(r)
 		c.body = &notedBody{ReadCloser: r.Body}
 		out.Body = c.body
 	}

@@ -178,7 +178,7 @@ func (s *Server) relayStream(w http.ResponseWriter, r *http.Request, p sessions.
 	err := checkOrigin(r)
 	var end func()
 	if err == nil {
-		end, err = s.beginStream()
+		end, err = s.beginStream(r.Context())
 	}
 	if err != nil {
 		writeProblem(w, s.problem(err))

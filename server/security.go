@@ -70,6 +70,28 @@ func hostOnly(hostport string) string {
 	return strings.ToLower(strings.TrimSuffix(strings.TrimPrefix(host, "["), "]"))
 }
 
+// checkQuery refuses queries that cannot be read, and parameters that are there
+// twice: net/url drops the former in silence, and of the latter a proxy and
+// this server could each believe another one.
+func checkQuery(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.RawQuery != "" {
+			query, err := url.ParseQuery(r.URL.RawQuery)
+			if err != nil {
+				writeProblem(w, codeProblem(codeMalformed, "query: "+err.Error(), "query"))
+				return
+			}
+			for name, values := range query {
+				if len(values) > 1 && name != "label" {
+					writeProblem(w, codeProblem(codeInvalid, name+": is there more than once", name))
+					return
+				}
+			}
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
 // refuseCrossOrigin refuses state-changing requests that a browser sends from a
 // page of another origin. WebSocket upgrades are GETs, which this lets through;
 // accept checks their Origin.

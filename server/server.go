@@ -39,20 +39,33 @@ import (
 
 // Limits of one server. What happens at each is beside it.
 const (
-	bodyBytesMax     = 8 << 20          // larger request bodies: 413
-	bodyDiscardMax   = 32 << 20         // what is read of them after that; past it the connection is reset
-	frameBytesMax    = 1 << 20          // larger WebSocket frames: close 1009
-	headerBytesMax   = 64 << 10         // larger request headers: 431
-	subscriptionsMax = 1024             // sessions one socket follows; more: error frame
-	connectionsMax   = 16_384           // WebSockets and event streams together; more: 503
-	eventsPerRead    = 256              // events taken from a log at once; more wait for their turn
-	eventsPageMax    = sessions.ReadMax // JSON page of events; larger limits are refused
-
-	readHeaderTimeout = 10 * time.Second // slow headers: the connection is closed
-	bodyReadTimeout   = 30 * time.Second // between two reads of a body: 408
-	bodyTimeMax       = 5 * time.Minute  // for all of a body: 408
-	idleTimeout       = 2 * time.Minute  // keep-alive without a request
+	bodyBytesMax     = 8 << 20                // larger request bodies: 413
+	bodyDiscardMax   = 32 << 20               // what is read of them after that; past it the connection is reset
+	bodyLeftMax      = 256 << 10              // what is read of a body that nobody wants; past it the connection is closed
+	frameBytesMax    = 1 << 20                // larger WebSocket frames: close 1009
+	headerBytesMax   = 64 << 10               // larger request headers: 431
+	subscriptionsMax = 1024                   // sessions one socket follows; more: error frame
+	connectionsMax   = 16_384                 // WebSockets and event streams together; more: 503
+	eventsPerRead    = 256                    // events taken from a log at once; more wait for their turn
+	eventsPageMax    = sessions.ReadMax       // JSON page of events; larger limits are refused
+	streamsShared    = connectionsMax * 3 / 4 // from here on a tenant with streamsFew of them gets no more: 503
+	streamsFew       = 64
 )
+
+// times is how long a client may take. Tests have shorter ones.
+type times struct {
+	header   time.Duration // for the headers, and a TLS handshake: the connection is closed
+	bodyRead time.Duration // between two reads of a body: 408
+	bodyAll  time.Duration // for all of a body: 408
+	bodyLeft time.Duration // for what is left of a body that is not wanted: the answer goes out, the connection is closed
+	frame    time.Duration // from a WebSocket frame's first bytes to its last: close 1008
+	idle     time.Duration // keep-alive without a request
+}
+
+var standardTimes = times{
+	header: 10 * time.Second, bodyRead: 30 * time.Second, bodyAll: 5 * time.Minute, bodyLeft: 5 * time.Second,
+	frame: time.Minute, idle: 2 * time.Minute,
+}
 
 // errDraining refuses new work while the server shuts down.
 var errDraining = errors.New("the server is shutting down")
@@ -76,6 +89,12 @@ type Options struct {
 	CallTimeout  time.Duration // one command on a socket; default 20 s
 	DrainTimeout time.Duration // what running turns get when Serve ends; default 30 s
 	LagMax       int64         // events a caught-up reader may fall behind before 1013; default 8192
+
+	// ConnectionsMax bounds open connections; default 32768. One more takes the
+	// place of one without a request, or is closed.
+	ConnectionsMax int
+
+	times times // zero: standardTimes
 }
 
 // Version is what GET /version answers.
@@ -99,6 +118,7 @@ type Server struct {
 	peers   *peers
 
 	encodings encodings // of events, shared by their readers
+	held      heldBytes // by bodies and frames that are read
 	handler   http.Handler
 	metrics   *metrics
 	spec      []byte // openapi.json
@@ -110,6 +130,7 @@ type Server struct {
 	streams  sync.WaitGroup
 	streamMu sync.Mutex // guards streamed and stopped
 	streamed int
+	streamBy map[string]int // guarded by streamMu; of streamed, by tenant
 	stopped  bool
 }
 
@@ -128,7 +149,13 @@ func New(opts Options) (*Server, error) {
 	if opts.LagMax == 0 {
 		opts.LagMax = 8192
 	}
-	s := &Server{opts: opts, log: opts.Log, manager: opts.Sessions, peers: newPeers(opts.PeerCA)}
+	if opts.ConnectionsMax == 0 {
+		opts.ConnectionsMax = connectionsDefault
+	}
+	if opts.times == (times{}) {
+		opts.times = standardTimes
+	}
+	s := &Server{opts: opts, log: opts.Log, manager: opts.Sessions, streamBy: map[string]int{}, peers: newPeers(opts.PeerCA)}
 	s.closing, s.close = context.WithCancel(context.Background())
 	s.metrics = newMetrics(s)
 	if err := s.routes(); err != nil {
@@ -148,7 +175,7 @@ func (s *Server) Handler() http.Handler { return s.handler }
 
 func (s *Server) routes() error {
 	router := chi.NewMux()
-	router.Use(middleware.GetHead, s.observe, pageHeaders, s.authenticate(router), s.allowHosts(), refuseCrossOrigin(), limitBody, s.place)
+	router.Use(middleware.GetHead, s.observe, pageHeaders, s.authenticate(router), s.allowHosts(), refuseCrossOrigin(), checkQuery, limitBody, s.place)
 	router.NotFound(func(w http.ResponseWriter, r *http.Request) {
 		// The dashboard has what the API has not; a catch-all route would hide the API's own 404 and 405.
 		page := r.Method == http.MethodGet || r.Method == http.MethodHead
@@ -201,10 +228,12 @@ func allowedMethods(router chi.Routes, path string) []string {
 // closed with 1012 and event streams end. It returns when every goroutine of
 // the server is gone. The manager is the caller's to shut down afterwards.
 func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
+	limited := limitConnections(ln, s.opts.ConnectionsMax, s.log, s.metrics.dropped.Inc)
 	hs := &http.Server{
 		Handler:           s.handler,
-		ReadHeaderTimeout: readHeaderTimeout,
-		IdleTimeout:       idleTimeout,
+		ConnState:         limited.state,
+		ReadHeaderTimeout: s.opts.times.header,
+		IdleTimeout:       s.opts.times.idle,
 		MaxHeaderBytes:    headerBytesMax,
 		TLSConfig:         s.opts.TLS,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
@@ -218,10 +247,10 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	failed := make(chan error, 1)
 	go func() {
 		if s.opts.TLS != nil {
-			failed <- hs.ServeTLS(ln, "", "")
+			failed <- hs.ServeTLS(limited, "", "")
 			return
 		}
-		failed <- hs.Serve(ln)
+		failed <- hs.Serve(limited)
 	}()
 	select {
 	case err := <-failed:
@@ -274,8 +303,11 @@ func (s *Server) closeStreams() {
 	s.close()
 }
 
-// beginStream counts a socket or event stream in; end must be called after.
-func (s *Server) beginStream() (end func(), err error) {
+// beginStream counts a socket or event stream of the caller's in; end must be
+// called after. The last quarter is for tenants that have few: one tenant's
+// flood does not lock out the others.
+func (s *Server) beginStream(ctx context.Context) (end func(), err error) {
+	tenant := tenantOf(ctx)
 	s.streamMu.Lock()
 	defer s.streamMu.Unlock()
 	if s.stopped {
@@ -284,11 +316,18 @@ func (s *Server) beginStream() (end func(), err error) {
 	if s.streamed >= connectionsMax {
 		return nil, codeProblem(codeConnectionsMax, fmt.Sprintf("%d sockets and event streams are open already", connectionsMax), "")
 	}
+	if n := s.streamBy[tenant]; s.streamed >= streamsShared && n >= streamsFew {
+		return nil, codeProblem(codeConnectionsMax, fmt.Sprintf("%d sockets and event streams are open, %d of them this tenant's", s.streamed, n), "")
+	}
 	s.streamed++
+	s.streamBy[tenant]++
 	s.streams.Add(1)
 	return func() {
 		s.streamMu.Lock()
 		s.streamed--
+		if s.streamBy[tenant]--; s.streamBy[tenant] == 0 {
+			delete(s.streamBy, tenant)
+		}
 		s.streamMu.Unlock()
 		s.streams.Done()
 	}, nil

@@ -39,7 +39,7 @@ const (
 // subscription has one more that only waits for its log.
 type socket struct {
 	server  *Server
-	conn    *websocket.Conn
+	conn    *wsConn
 	session string // of the path
 	who     sessions.Identity
 	relays  *relays                 // to other servers; nil: none, the client is one
@@ -80,14 +80,14 @@ var errRevoked = &closeError{websocket.StatusPolicyViolation, "the API key is no
 var errDrain = &closeError{websocket.StatusServiceRestart, "the server is shutting down"}
 
 // closeSocket sends a close frame and waits a few seconds for the peer's.
-func (s *Server) closeSocket(conn *websocket.Conn, e *closeError) {
+func (s *Server) closeSocket(conn *wsConn, e *closeError) {
 	s.metrics.closes.WithLabelValues(strconv.Itoa(int(e.code))).Inc()
-	_ = conn.Close(e.code, e.reason[:min(len(e.reason), closeReasonMax)]) // the peer may be gone
+	conn.end(e.code, e.reason[:min(len(e.reason), closeReasonMax)])
 }
 
 // accept upgrades a request. Origins other than our own host are refused, as
 // any page could open a socket to loopback otherwise.
-func (s *Server) accept(w http.ResponseWriter, r *http.Request) (*websocket.Conn, error) {
+func (s *Server) accept(w http.ResponseWriter, r *http.Request) (*wsConn, error) {
 	if r.Header.Get("Upgrade") == "" {
 		w.Header().Set("Upgrade", "websocket")
 		w.Header().Set("Connection", "Upgrade")
@@ -107,7 +107,7 @@ func (s *Server) accept(w http.ResponseWriter, r *http.Request) (*websocket.Conn
 		return nil, err // Accept has answered
 	}
 	conn.SetReadLimit(frameBytesMax)
-	return conn, nil
+	return &wsConn{conn, hijacked(w)}, nil
 }
 
 // serveStream is GET /v1/sessions/{id}/stream.
@@ -130,7 +130,7 @@ func (s *Server) serveStream(w http.ResponseWriter, r *http.Request) {
 	}
 	var end func()
 	if err == nil {
-		end, err = s.beginStream()
+		end, err = s.beginStream(r.Context())
 	}
 	if err != nil {
 		writeProblem(w, s.problem(err))
@@ -150,7 +150,7 @@ func (s *Server) serveStream(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-func (s *Server) newSocket(conn *websocket.Conn, r *http.Request, session string) *socket {
+func (s *Server) newSocket(conn *wsConn, r *http.Request, session string) *socket {
 	return &socket{
 		server: s, conn: conn, session: session, who: callerOf(r.Context()), relays: newRelays(r),
 		replies: make(chan []byte, repliesQueued), wake: make(chan struct{}, 1), drain: make(chan struct{}), subs: map[string]*subscription{},
@@ -223,11 +223,13 @@ func (c *socket) read(ctx context.Context, all *sync.WaitGroup, begin func(conte
 		}
 		return err
 	}
+	frames := c.server.newFrameReader(c.conn, c.who.Tenant)
+	defer frames.close()
 	bad := 0
 	for {
-		kind, data, err := c.conn.Read(context.Background())
+		kind, data, err := frames.next()
 		if err != nil {
-			return fmt.Errorf("read frame: %w", err) // gone, closed, or too large: the library has sent 1009
+			return err // gone, closed, too slow, or too large: the library has sent 1009
 		}
 		var f frame
 		p := codeProblem(codeInvalid, "frame: want text, not binary", "frame")

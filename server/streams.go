@@ -51,7 +51,7 @@ func (s *Server) registerStreams(router chi.Router) {
 			"subscribe again with the last epoch and behind the last seq that you saw.",
 		Parameters: []*huma.Param{id, from, epoch,
 			{Name: "follow", In: "query", Description: "false: open the socket without the events of the path's session", Schema: &huma.Schema{Type: huma.TypeBoolean, Default: true}}},
-		Responses:   map[string]*huma.Response{"101": switching},
+		Responses: map[string]*huma.Response{"101": switching},
 	})
 	docs.AddOperation(&huma.Operation{
 		OperationID: "watch", Method: http.MethodGet, Path: pathWatch, Tags: []string{tagStreams}, Summary: "Follow the lifecycle of many sessions over a WebSocket",

@@ -38,7 +38,7 @@ func (s *Server) serveWatch(w http.ResponseWriter, r *http.Request) {
 	}
 	var end func()
 	if err == nil {
-		end, err = s.beginStream()
+		end, err = s.beginStream(r.Context())
 	}
 	if err != nil {
 		writeProblem(w, s.problem(err))
@@ -55,24 +55,30 @@ func (s *Server) serveWatch(w http.ResponseWriter, r *http.Request) {
 	s.runWatch(conn, watch, callerOf(r.Context()))
 }
 
-// runWatch has two goroutines: this one waits for events and writes them, the
-// other reads (the peer's close and pongs; anything else is closed with 1008
-// by the library) and pings.
-func (s *Server) runWatch(conn *websocket.Conn, watch *sessions.Watch, who sessions.Identity) {
-	// CloseRead closes the connection when its context ends, so that must only
-	// be after our own close frame.
-	reading, stopReading := context.WithCancel(context.Background())
-	gone := conn.CloseRead(reading)
+// runWatch has three goroutines: this one waits for events and writes them,
+// one pings, one reads the peer's close and pongs; anything else that comes is
+// closed with 1008.
+func (s *Server) runWatch(conn *wsConn, watch *sessions.Watch, who sessions.Identity) {
+	gone, left := context.WithCancelCause(context.Background())
 	ctx, cancel := context.WithCancel(gone)
 	defer cancel()
 	held, release := s.manager.Keys().Hold(context.Background(), who)
 	defer release()
 	defer context.AfterFunc(held, cancel)()
 	defer context.AfterFunc(s.closing, cancel)()
-	var pinger sync.WaitGroup
-	pinger.Go(func() {
+	var others sync.WaitGroup
+	others.Go(func() {
 		defer cancel()
 		s.pingWatch(ctx, conn)
+	})
+	others.Go(func() { // its reads end with the connection
+		frames := s.newFrameReader(conn, who.Tenant)
+		defer frames.close()
+		_, _, err := frames.next()
+		if err == nil {
+			err = errTalks
+		}
+		left(err)
 	})
 	err := s.writeWatch(ctx, conn, watch)
 	switch {
@@ -80,17 +86,21 @@ func (s *Server) runWatch(conn *websocket.Conn, watch *sessions.Watch, who sessi
 		s.closeSocket(conn, errDrain)
 	case held.Err() != nil:
 		s.closeSocket(conn, errRevoked)
+	case errors.Is(context.Cause(gone), errTalks):
+		s.closeSocket(conn, errTalks)
 	case gone.Err() == nil && !errors.Is(err, context.Canceled):
 		s.log.Debug("watch ended", "err", err)
 		s.closeSocket(conn, &closeError{websocket.StatusInternalError, "internal error"})
 	}
 	cancel()
-	stopReading()
 	_ = conn.CloseNow()
-	pinger.Wait()
+	others.Wait()
 }
 
-func (s *Server) pingWatch(ctx context.Context, conn *websocket.Conn) {
+// errTalks ends a watch whose client sends something.
+var errTalks = &closeError{websocket.StatusPolicyViolation, "a watch takes no frames"}
+
+func (s *Server) pingWatch(ctx context.Context, conn *wsConn) {
 	tick := time.NewTicker(s.opts.Heartbeat)
 	defer tick.Stop()
 	for {
@@ -108,7 +118,7 @@ func (s *Server) pingWatch(ctx context.Context, conn *websocket.Conn) {
 	}
 }
 
-func (s *Server) writeWatch(ctx context.Context, conn *websocket.Conn, watch *sessions.Watch) error {
+func (s *Server) writeWatch(ctx context.Context, conn *wsConn, watch *sessions.Watch) error {
 	put := func(v any) error {
 		data, err := compact(v)
 		if err != nil {
