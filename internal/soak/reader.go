@@ -114,7 +114,8 @@ func (r *reader) catchUp(ctx context.Context, log []client.Event) error {
 }
 
 // check compares what the reader saw with the log: what it saw of committed
-// events is there, what is there it saw, each once and in order.
+// events is there, what is there it saw, each once and in order. It tells of
+// the first event that is not so.
 func (r *reader) check(got *seen) (found []finding) {
 	r.mu.Lock()
 	events, times, err := slices.Clone(r.events), slices.Clone(r.times), r.err
@@ -127,6 +128,9 @@ func (r *reader) check(got *seen) (found []finding) {
 	}
 	next := r.start(got)
 	for i, e := range events {
+		if len(found) > 0 {
+			return found
+		}
 		if e.Seq < 1 || e.Seq > int64(len(got.events)) {
 			if e.Type != "turn.delta" {
 				add(lost, e, times[i], "saw %s, the log ends at %d", show(e), len(got.events))
@@ -143,7 +147,6 @@ func (r *reader) check(got *seen) (found []finding) {
 			add(duplicated, e, times[i], "got %s again", e.Type)
 		case e.Seq > next:
 			add(lost, e, times[i], "did not get %d to %d", next, e.Seq-1)
-			next = e.Seq + 1
 		default:
 			next++
 		}

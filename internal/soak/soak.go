@@ -104,7 +104,8 @@ func Run(ctx context.Context, opts Options) (Report, error) {
 	return report, err
 }
 
-// complain shows what a server logged as an error: nothing that a kill may cause is one.
+// complain shows what a server logged as an error: kills cause none, a server
+// that stood still has reason to.
 func (r *run) complain(s *server) error {
 	lines, err := s.complaints()
 	for _, line := range lines[:min(len(lines), complaintsMax)] {
