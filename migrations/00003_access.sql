@@ -12,7 +12,8 @@ ALTER TABLE tenants
     ADD COLUMN sessions          integer CHECK (sessions >= 0),
     ADD COLUMN concurrent_turns  integer CHECK (concurrent_turns >= 0),
     ADD COLUMN tokens_per_minute integer CHECK (tokens_per_minute >= 0),
-    -- not enforced yet: the cache does not keep accounts by tenant
+    -- of the tenant's lines in the memory of a server's device and host; what is
+    -- on a disk is not limited
     ADD COLUMN resident_bytes    bigint  CHECK (resident_bytes >= 0);
 -- what is on a disk from before there were salts is this tenant's, under its name
 UPDATE tenants SET salt = 'local' WHERE id = 'local';

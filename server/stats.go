@@ -16,6 +16,7 @@ type Stats struct {
 	Pools    StatsPools    `json:"pools"`
 	Tokens   StatsTokens   `json:"tokens"`
 	Cache    StatsCache    `json:"cache"`
+	Resident StatsResident `json:"resident"`
 	Batch    StatsBatch    `json:"batch"`
 	Ledger   StatsLedger   `json:"ledger"`
 }
@@ -84,6 +85,28 @@ type StatsCache struct {
 	Salted         int64 `json:"salted" doc:"lines that only another tenant's cache knew"`
 }
 
+// StatsResident says who takes the memory of device and host, and what the
+// tenants' limits of it (rocket key limits) have led to.
+type StatsResident struct {
+	Limited int64         `json:"limited" doc:"tenants with a limit"`
+	Full    int64         `json:"full" doc:"those of them that are at it"`
+	Evicted int64         `json:"evicted" doc:"pages and states that tenants at their limits gave up"`
+	Refused int64         `json:"refused" doc:"turns and resumes refused because open turns filled the limit"`
+	Tenants []StatsTenant `json:"tenants" doc:"that called since the start, those with most first; 100 at most"`
+}
+
+// StatsTenant is what one tenant's lines take, in bytes.
+type StatsTenant struct {
+	Tenant      string `json:"tenant"`
+	DeviceBytes int64  `json:"device_bytes"`
+	HostBytes   int64  `json:"host_bytes"`
+	DiskBytes   int64  `json:"disk_bytes" doc:"not limited"`
+	LimitBytes  *int64 `json:"limit_bytes" doc:"of device and host together; null: none"`
+}
+
+// statsTenantsMax bounds the list of tenants; those with least are left out.
+const statsTenantsMax = 100
+
 // StatsBatch says what the device's steps were made of.
 type StatsBatch struct {
 	Steps       int64   `json:"steps"`
@@ -121,9 +144,17 @@ func (s *Server) stats(ctx context.Context) Stats {
 		Tokens: StatsTokens{Generated: e.TokensGenerated, Device: e.TokensDevice, Host: e.TokensHost, Disk: e.TokensDisk,
 			Recomputed: e.TokensRecomputed, Preempted: e.TokensPreempted, Pending: m.TokensPending, Committed: m.TokensFlushed},
 		Cache: StatsCache{RestoresFailed: e.RestoresFailed, Checked: e.CheckedSnapshots, Mismatches: e.CheckMismatches, Salted: e.ColdSalted},
+		Resident: StatsResident{Limited: int64(e.NamespacesLimited), Full: int64(e.NamespacesFull), Evicted: e.QuotaEvicted, Refused: e.QuotaRefused,
+			Tenants: []StatsTenant{}},
 		Batch: StatsBatch{Steps: e.Steps, StepSeconds: e.StepSeconds, RowsPrefill: e.RowsPrefill, RowsDecode: e.RowsDecode, Preemptions: e.Preemptions},
 		Ledger: StatsLedger{Connections: m.LedgerConns, ConnectionsMax: m.LedgerConnsMax, Commits: m.Commits, CommitSeconds: m.CommitSeconds,
 			Batches: m.Batches, BatchSeconds: m.BatchSeconds, DownSeconds: m.LedgerDown.Seconds()},
+	}
+	for _, t := range s.manager.TenantBytes() {
+		if len(out.Resident.Tenants) == statsTenantsMax {
+			break
+		}
+		out.Resident.Tenants = append(out.Resident.Tenants, StatsTenant{Tenant: t.Tenant, DeviceBytes: t.Device, HostBytes: t.Host, DiskBytes: t.Disk, LimitBytes: t.Limit})
 	}
 	counts, err := s.manager.CountByState(ctx)
 	if err != nil {

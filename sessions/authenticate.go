@@ -259,8 +259,8 @@ func (h *keyHolds) end(gone func(id string) bool) {
 }
 
 // keep ends streams of revoked keys and writes failed authentications, until
-// ctx ends.
-func (k *Keys) keep(ctx context.Context, kept func(error)) {
+// ctx ends; also is done as often.
+func (k *Keys) keep(ctx context.Context, kept func(error), also func(context.Context) error) {
 	tick := time.NewTicker(k.cache.fresh)
 	defer tick.Stop()
 	for {
@@ -273,7 +273,7 @@ func (k *Keys) keep(ctx context.Context, kept func(error)) {
 		case <-tick.C:
 		}
 		limited, cancel := context.WithTimeout(ctx, keyLookupTime)
-		kept(errors.Join(k.endRevoked(limited), k.writeFailures(limited, false)))
+		kept(errors.Join(k.endRevoked(limited), k.writeFailures(limited, false), also(limited)))
 		cancel()
 	}
 }

@@ -107,7 +107,7 @@ func (m *Manager) prefill(ctx context.Context, s *session, mark int) {
 		return
 	}
 	defer s.ops.unlock()
-	if _, err := s.coldStart(ctx, engine.OpenOptions{Mark: mark}); err != nil {
+	if _, err := s.coldStart(ctx, engine.OpenOptions{Mark: mark}); err != nil && ErrorCode(err) != CodeLimit {
 		m.log.Warn("session stays cold", "session", sessionID(s.key.id), "error", err)
 	}
 }

@@ -345,6 +345,8 @@ func engineError(what string, err error, field string) error {
 		return &Error{Code: CodeContextLimit, Field: field, Message: "the line would be longer than the model's context", cause: err}
 	case errors.Is(err, engine.ErrPoolFull):
 		return &Error{Code: CodeOverloaded, Message: "device memory is full", cause: err}
+	case errors.Is(err, engine.ErrQuota):
+		return overQuota("resident_bytes", 0, "the open turns fill the memory that is allowed, further ones wait for their ends")
 	case errors.Is(err, engine.ErrClosed):
 		return &Error{Code: CodeOverloaded, Message: "the engine is shutting down", cause: err}
 	case errors.Is(err, engine.ErrBusy):

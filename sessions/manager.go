@@ -158,7 +158,7 @@ func Open(ctx context.Context, opts Options) (*Manager, error) {
 	m.wg.Go(m.keepStock)
 	m.wg.Go(m.keepEars)
 	m.wg.Go(m.keepHouse)
-	m.wg.Go(func() { m.keys.keep(m.ctx, m.kept) })
+	m.wg.Go(func() { m.keys.keep(m.ctx, m.kept, m.readQuotas) })
 	return m, nil
 }
 

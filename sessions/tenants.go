@@ -23,10 +23,10 @@ const (
 )
 
 // Quotas are a tenant's own limits; nil: the server's default (SessionsPerTenantMax,
-// TurnsPerTenantMax, tokens without end). 0 allows nothing.
+// TurnsPerTenantMax, tokens and memory without end). 0 allows nothing.
 //
 // They are kept by each server for itself, so a tenant that calls several of
-// them may have as many turns and tokens from each.
+// them may have as many turns, tokens and bytes from each.
 type Quotas struct {
 	Sessions        *int `json:"sessions"`
 	ConcurrentTurns *int `json:"concurrent_turns"` // queued and running
@@ -34,7 +34,13 @@ type Quotas struct {
 	// time and is full after a start. A turn begins while some of it is left
 	// and is not cut when it is used up; what it took too much is owed first.
 	TokensPerMinute *int `json:"tokens_per_minute"`
+	// ResidentBytes bounds what the tenant's lines take in the device's and the
+	// host's memory, see resident.go.
+	ResidentBytes *int64 `json:"resident_bytes"`
 }
+
+// quotaColumns are a tenant's salt and quotas in the order of fields.
+const quotaColumns = `salt, sessions, concurrent_turns, tokens_per_minute, resident_bytes`
 
 // tenantInfo is a tenant's row.
 type tenantInfo struct {
@@ -43,11 +49,19 @@ type tenantInfo struct {
 	at     time.Time // when the quotas were read
 }
 
+func (x *tenantInfo) fields() []any {
+	q := &x.quotas
+	return []any{&x.salt, &q.Sessions, &q.ConcurrentTurns, &q.TokensPerMinute, &q.ResidentBytes}
+}
+
 // tenants is what is known about tenants without asking the ledger.
 type tenants struct {
 	mu      sync.Mutex
 	rows    map[string]tenantInfo // guarded by mu
 	buckets map[string]*bucket    // guarded by mu; of tenants with TokensPerMinute
+
+	setting sync.Mutex       // one limit at a time goes to the engine; before mu
+	set     map[string]int64 // guarded by mu; limits of resident bytes that the engine has
 }
 
 // bucket is what is left of a tenant's tokens.
@@ -80,8 +94,7 @@ func (m *Manager) tenant(ctx context.Context, id string) (tenantInfo, error) {
 	}
 	t.mu.Unlock()
 	x := tenantInfo{at: time.Now()}
-	err := m.pool.QueryRow(ctx, `SELECT salt, sessions, concurrent_turns, tokens_per_minute FROM tenants WHERE id = $1`, id).
-		Scan(&x.salt, &x.quotas.Sessions, &x.quotas.ConcurrentTurns, &x.quotas.TokensPerMinute)
+	err := m.pool.QueryRow(ctx, `SELECT `+quotaColumns+` FROM tenants WHERE id = $1`, id).Scan(x.fields()...)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return x, notFound("tenant", id)
@@ -90,13 +103,18 @@ func (m *Manager) tenant(ctx context.Context, id string) (tenantInfo, error) {
 	case err != nil:
 		return x, ledgerError("read tenant", err)
 	}
+	t.know(id, x)
+	return x, m.setResident(ctx, id)
+}
+
+// know remembers a tenant's row.
+func (t *tenants) know(id string, x tenantInfo) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.rows == nil {
 		t.rows = map[string]tenantInfo{}
 	}
 	t.rows[id] = x
-	return x, nil
 }
 
 // namespace is the cache salt of a tenant: only lines of one tenant share
@@ -243,9 +261,12 @@ func (k *Keys) SetQuotas(ctx context.Context, tenant string, q Quotas) error {
 			return invalid(f.name, "want 0 to %d, not %d", QuotaMax, *f.value)
 		}
 	}
+	if n := q.ResidentBytes; n != nil && (*n < 0 || *n > ResidentBytesMax) {
+		return invalid("resident_bytes", "want 0 to %d, not %d", int64(ResidentBytesMax), *n)
+	}
 	return k.change(ctx, "set limits", func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, `UPDATE tenants SET sessions = $2, concurrent_turns = $3, tokens_per_minute = $4 WHERE id = $1`,
-			tenant, q.Sessions, q.ConcurrentTurns, q.TokensPerMinute)
+		tag, err := tx.Exec(ctx, `UPDATE tenants SET sessions = $2, concurrent_turns = $3, tokens_per_minute = $4, resident_bytes = $5 WHERE id = $1`,
+			tenant, q.Sessions, q.ConcurrentTurns, q.TokensPerMinute, q.ResidentBytes)
 		if err == nil && tag.RowsAffected() == 0 {
 			return notFound("tenant", tenant)
 		}
@@ -256,16 +277,18 @@ func (k *Keys) SetQuotas(ctx context.Context, tenant string, q Quotas) error {
 	})
 }
 
-// QuotaMax bounds every quota.
-const QuotaMax = 1 << 30
+// QuotaMax bounds every quota but ResidentBytes, ResidentBytesMax that one.
+const (
+	QuotaMax         = 1 << 30
+	ResidentBytesMax = 1 << 60
+)
 
 // Quotas reads a tenant's limits.
 func (k *Keys) Quotas(ctx context.Context, tenant string) (Quotas, error) {
-	var q Quotas
-	err := k.pool.QueryRow(ctx, `SELECT sessions, concurrent_turns, tokens_per_minute FROM tenants WHERE id = $1`, tenant).
-		Scan(&q.Sessions, &q.ConcurrentTurns, &q.TokensPerMinute)
+	var x tenantInfo
+	err := k.pool.QueryRow(ctx, `SELECT `+quotaColumns+` FROM tenants WHERE id = $1`, tenant).Scan(x.fields()...)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return q, notFound("tenant", tenant)
+		return x.quotas, notFound("tenant", tenant)
 	}
-	return q, ledgerError("read limits", err)
+	return x.quotas, ledgerError("read limits", err)
 }

@@ -106,9 +106,16 @@ func TestKeysAndTLS(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), mine.ID) {
 		t.Errorf("session ls: %v: %s", err, out)
 	}
-	code, out, _ := rocket(t, "key", "limits", "search", "--sessions", "0", "--tokens-per-minute", "5", "--json", "--data-dir", data)
-	if code != 0 || out != `{"sessions":0,"concurrent_turns":null,"tokens_per_minute":5}`+"\n" {
+	code, out, _ := rocket(t, "key", "limits", "search", "--sessions", "0", "--tokens-per-minute", "5", "--resident-bytes", "3GiB", "--json", "--data-dir", data)
+	if code != 0 || out != `{"sessions":0,"concurrent_turns":null,"tokens_per_minute":5,"resident_bytes":3221225472}`+"\n" {
 		t.Errorf("limits: exit %d, %s", code, out)
+	}
+	code, out, _ = rocket(t, "key", "limits", "search", "--sessions", "default", "--data-dir", data) // the others stay
+	if code != 0 || out != "sessions default, concurrent turns default, tokens a minute 5, resident bytes 3221225472\n" {
+		t.Errorf("limits: exit %d, %s", code, out)
+	}
+	if code, _, errOut := rocket(t, "key", "limits", "search", "--resident-bytes", "3XB", "--data-dir", data); code != exitUsage || !oneLine(errOut) {
+		t.Errorf("limits: exit %d, %s", code, errOut)
 	}
 	if code, out, _ := rocket(t, "key", "ls", "--data-dir", data); code != 0 || strings.Count(out, "\n") != 3 || !strings.Contains(out, first.ID) || strings.Contains(out, "rk_") {
 		t.Errorf("ls: exit %d\n%s", code, out)

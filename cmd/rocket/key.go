@@ -148,6 +148,7 @@ type keyLimits struct {
 	Sessions        *string `help:"Sessions that may exist; default: the server's." placeholder:"N|default"`
 	ConcurrentTurns *string `help:"Turns that may be open at once; default: the server's." placeholder:"N|default"`
 	TokensPerMinute *string `help:"Tokens of prompts and answers a minute; default: no limit." placeholder:"N|default"`
+	ResidentBytes   *string `help:"What its lines may take of a server's device and host memory; default: no limit. At the limit its own least valuable caches go first." placeholder:"SIZE|default"`
 }
 
 func (k keyLimits) Run(c *console, cmds *commands) error {
@@ -176,6 +177,12 @@ func (k keyLimits) Run(c *console, cmds *commands) error {
 			}
 			*f.to = &n
 		}
+		if k.ResidentBytes != nil {
+			changed = true
+			if q.ResidentBytes, err = bytesOrDefault(*k.ResidentBytes); err != nil {
+				return usage("--resident-bytes: %v", err)
+			}
+		}
 		if changed {
 			if err := keys.SetQuotas(c.ctx, k.Tenant, q); err != nil {
 				return plain(err)
@@ -190,9 +197,27 @@ func (k keyLimits) Run(c *console, cmds *commands) error {
 			}
 			return strconv.Itoa(*n)
 		}
-		c.say("sessions %s, concurrent turns %s, tokens a minute %s", show(q.Sessions), show(q.ConcurrentTurns), show(q.TokensPerMinute))
+		resident := "default"
+		if q.ResidentBytes != nil {
+			resident = strconv.FormatInt(*q.ResidentBytes, 10)
+		}
+		c.say("sessions %s, concurrent turns %s, tokens a minute %s, resident bytes %s",
+			show(q.Sessions), show(q.ConcurrentTurns), show(q.TokensPerMinute), resident)
 		return nil
 	})
+}
+
+// bytesOrDefault reads a size, or nil for "default".
+func bytesOrDefault(text string) (*int64, error) {
+	if text == "default" {
+		return nil, nil
+	}
+	var size byteSize
+	if err := size.UnmarshalText([]byte(text)); err != nil {
+		return nil, fmt.Errorf("%w or default", err)
+	}
+	n := int64(size)
+	return &n, nil
 }
 
 // plain takes the code away that stands before a message for programs.
