@@ -37,7 +37,7 @@ var (
 
 var numbers = []number{
 	gauge("sessions_live", "Sessions in memory.", func(s *Stats) float64 { return float64(s.Sessions.Live) }),
-	gauge("log_readers", "Readers that wait for events.", func(s *Stats) float64 { return float64(s.Sessions.Readers) }),
+	gauge("log_readers", "Readers of event logs.", func(s *Stats) float64 { return float64(s.Sessions.Readers) }),
 	counter("forks_total", "Children made by forks.", func(s *Stats) float64 { return float64(s.Sessions.Forks) }),
 	gauge("turns_open", "Turns queued or running.", func(s *Stats) float64 { return float64(s.Turns.Open) }),
 	gauge("queue_depth", "Turns that wait for the engine.", func(s *Stats) float64 { return float64(s.Turns.Queued) }),

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"sync"
 	"time"
 
@@ -88,7 +87,7 @@ const closeTimeMax = 10 * time.Second
 // wsConn is a WebSocket and the connection below it.
 type wsConn struct {
 	*websocket.Conn
-	tcp net.Conn
+	tcp *batchConn
 }
 
 // end sends a close frame, waits a little for the peer's, and closes.

@@ -61,7 +61,7 @@ type recorder struct {
 	stream  bool       // a socket or an event stream: its duration says nothing
 	body    *timedBody // nil: the request has none
 	proxied bool       // another server answered
-	tcp     net.Conn   // of a socket
+	tcp     *batchConn // of a socket
 }
 
 func (w *recorder) WriteHeader(status int) {
@@ -94,13 +94,13 @@ func (w *recorder) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // Hijack is for websocket.Accept.
 func (w *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	conn, buf, err := w.control.Hijack()
+	conn, buf, err := takeOver(w.control, w.timeout)
 	w.tcp = conn
 	return conn, buf, err
 }
 
 // hijacked is the connection that a socket took over.
-func hijacked(w http.ResponseWriter) net.Conn { return w.(*recorder).tcp }
+func hijacked(w http.ResponseWriter) *batchConn { return w.(*recorder).tcp }
 
 // markStream tells observe that w's duration is no request duration.
 func markStream(w http.ResponseWriter) {

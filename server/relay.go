@@ -9,7 +9,6 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"sync"
 
 	"github.com/coder/websocket"
 
@@ -191,30 +190,32 @@ func (s *Server) relayStream(w http.ResponseWriter, r *http.Request, p sessions.
 		next.ServeHTTP(w, r)
 		return
 	}
-	defer end()
 	if f, ok := errors.AsType[*refusal](err); ok {
+		end()
 		f.write(w)
 		return
 	}
 	if err != nil {
+		end()
 		writeProblem(w, s.problem(err))
 		return
 	}
 	conn, err := s.accept(w, r)
 	if err != nil {
+		end()
 		_ = peer.CloseNow()
 		return
 	}
 	c := s.newSocket(conn, r, sessionOfPath(r.URL))
-	c.serve(func(ctx context.Context, all *sync.WaitGroup) error {
-		c.addRelay(ctx, all, p, peer)
+	c.start(end, func(ctx context.Context) error {
+		c.addRelay(ctx, p, peer)
 		return nil
 	})
 }
 
 // relay passes a frame on to the server that has its session. done is false
 // for one that is this server's to execute.
-func (c *socket) relay(ctx context.Context, all *sync.WaitGroup, head FrameHead, raw []byte) (done bool, err error) {
+func (c *socket) relay(ctx context.Context, head FrameHead, raw []byte) (done bool, err error) {
 	if c.relays == nil || head.Type == framePing {
 		return false, nil
 	}
@@ -244,7 +245,7 @@ func (c *socket) relay(ctx context.Context, all *sync.WaitGroup, head FrameHead,
 			return true, c.fail(ctx, head, c.server.problem(err))
 		}
 		conn = peer
-		c.addRelay(ctx, all, p, peer)
+		c.addRelay(ctx, p, peer)
 	}
 	data, err := withSession(raw, head.SessionID)
 	if err != nil {
@@ -261,14 +262,14 @@ func (c *socket) relay(ctx context.Context, all *sync.WaitGroup, head FrameHead,
 
 // addRelay lets frames of another server's socket come to the client, until
 // either ends.
-func (c *socket) addRelay(ctx context.Context, all *sync.WaitGroup, p sessions.Place, conn *websocket.Conn) {
+func (c *socket) addRelay(ctx context.Context, p sessions.Place, conn *websocket.Conn) {
 	c.relays.by[p.Server] = conn
 	stop := context.AfterFunc(p.Alive, func() { c.end(&closeError{websocket.StatusServiceRestart, relayMoved}) })
 	context.AfterFunc(ctx, func() {
 		stop()
 		_ = conn.CloseNow()
 	})
-	all.Go(func() { c.end(c.guard(func() error { return c.pump(ctx, conn) })) })
+	c.all.Go(func() { c.end(c.guard(func() error { return c.pump(ctx, conn) })) })
 }
 
 // pump waits while the client does not read: so does the other server then,
@@ -279,10 +280,8 @@ func (c *socket) pump(ctx context.Context, conn *websocket.Conn) error {
 		if err != nil {
 			return relayEnd(err)
 		}
-		select {
-		case c.replies <- data:
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := c.queue(ctx, data); err != nil {
+			return err
 		}
 	}
 }

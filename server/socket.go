@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/coder/websocket"
 	"github.com/go-chi/chi/v5"
@@ -30,39 +29,43 @@ const (
 	// something else.
 	badFramesMax = 32
 
+	// compressMin is the longest message that is not compressed. A delta is
+	// shorter, and compressing one would cost more than sending it.
+	compressMin = 1 << 10
+
 	// closeReasonMax is what a close frame can hold (RFC 6455, 5.5).
 	closeReasonMax = 123
 )
 
-// socket is one WebSocket of /stream. Three goroutines serve it: the handler
-// reads and executes commands in order, one writes, one pings. Each
-// subscription has one more that only waits for its log.
+// socket is one WebSocket of /stream. Two goroutines serve it: one reads and
+// executes commands in order, the other writes. A third one comes for each ping
+// and one for the end. None of them is the request's: that has returned.
 type socket struct {
 	server  *Server
 	conn    *wsConn
 	session string // of the path
 	who     sessions.Identity
 	relays  *relays                 // to other servers; nil: none, the client is one
-	end     context.CancelCauseFunc // ends the socket; set by serve
+	end     context.CancelCauseFunc // ends the socket; set by start
 
-	replies chan []byte   // from the reader and the relays to the writer
-	wake    chan struct{} // cap 1: a subscription has something
-	drain   chan struct{} // closed when the server closes
+	all  sync.WaitGroup // its goroutines
+	wake chan struct{}  // cap 1: the writer has something to do
+	room chan struct{}  // cap 1: somebody may queue replies again
 
-	mu   sync.Mutex // guards subs
-	subs map[string]*subscription
+	mu      sync.Mutex // nothing else is locked while it is held
+	subs    map[string]*subscription
+	replies [][]byte        // guarded by mu; from the reader and the relays to the writer
+	ready   []*subscription // guarded by mu; those that have something, in turn
 }
 
 // subscription is one session's events on one socket.
 type subscription struct {
-	id     string
-	log    *sessions.Log
-	cancel context.CancelFunc
-	ready  atomic.Bool             // set by the waiter, cleared by the writer
-	ended  atomic.Pointer[Problem] // set by the waiter: why no event will come any more
-	again  chan int64              // cap 1: the writer read everything below; wait from here
+	id      string
+	queued  bool        // guarded by the socket's mu; in ready
+	dropped atomic.Bool // no event of it may be sent any more
 
 	// Only the writer, after start.
+	tail  *sessions.Tail
 	next  int64 // next seq to send
 	bound int64 // lag that is allowed now
 }
@@ -87,6 +90,9 @@ func (s *Server) closeSocket(conn *wsConn, e *closeError) {
 
 // accept upgrades a request. Origins other than our own host are refused, as
 // any page could open a socket to loopback otherwise.
+//
+// Messages of more than compressMin bytes are compressed for clients that offer
+// it. Without context takeover: nothing of a compressor stays with a socket.
 func (s *Server) accept(w http.ResponseWriter, r *http.Request) (*wsConn, error) {
 	if r.Header.Get("Upgrade") == "" {
 		w.Header().Set("Upgrade", "websocket")
@@ -101,12 +107,13 @@ func (s *Server) accept(w http.ResponseWriter, r *http.Request) (*wsConn, error)
 	}
 	markStream(w)
 	conn, err := websocket.Accept(w, r, &websocket.AcceptOptions{
-		Subprotocols: []string{subprotocol}, CompressionMode: websocket.CompressionDisabled,
+		Subprotocols:    []string{subprotocol},
+		CompressionMode: websocket.CompressionNoContextTakeover, CompressionThreshold: compressMin + 1,
 	})
 	if err != nil {
 		return nil, err // Accept has answered
 	}
-	conn.SetReadLimit(frameBytesMax)
+	conn.SetReadLimit(frameBytesMax) // of what a compressed message becomes
 	return &wsConn{conn, hijacked(w)}, nil
 }
 
@@ -136,53 +143,56 @@ func (s *Server) serveStream(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, s.problem(err))
 		return
 	}
-	defer end()
 	conn, err := s.accept(w, r)
 	if err != nil {
+		end()
 		return
 	}
 	c := s.newSocket(conn, r, id)
-	c.serve(func(ctx context.Context, all *sync.WaitGroup) error {
+	c.start(end, func(ctx context.Context) error {
 		if follow == "false" {
 			return nil
 		}
-		return c.subscribe(ctx, all, c.session, log, next, "")
+		return c.subscribe(ctx, c.session, log, next, "")
 	})
 }
 
 func (s *Server) newSocket(conn *wsConn, r *http.Request, session string) *socket {
 	return &socket{
 		server: s, conn: conn, session: session, who: callerOf(r.Context()), relays: newRelays(r),
-		replies: make(chan []byte, repliesQueued), wake: make(chan struct{}, 1), drain: make(chan struct{}), subs: map[string]*subscription{},
+		wake: make(chan struct{}, 1), room: make(chan struct{}, 1), subs: map[string]*subscription{},
 	}
 }
 
-// serve serves the socket until one of its goroutines ends it, and returns
+// start serves the socket until one of its goroutines ends it, and calls ended
 // when all of them are gone. begin is what the reader does first.
 //
 // ctx stops our own work. Reads and writes do not have it: the library cuts the
 // connection when such a context ends, and a close frame must still go out.
-func (c *socket) serve(begin func(ctx context.Context, all *sync.WaitGroup) error) {
+func (c *socket) start(ended func(), begin func(ctx context.Context) error) {
 	c.server.metrics.sockets.Inc()
-	defer c.server.metrics.sockets.Dec()
 	ctx, cancel := context.WithCancelCause(withCaller(context.Background(), c.who))
 	c.end = cancel
 	held, release := c.server.manager.Keys().Hold(ctx, c.who)
-	defer release()
-	defer context.AfterFunc(held, func() { cancel(errRevoked) })()
-	defer context.AfterFunc(c.server.closing, func() { close(c.drain) })()
-	var all sync.WaitGroup
-	all.Go(func() { cancel(c.guard(func() error { return c.write(ctx) })) })
-	all.Go(func() { cancel(c.guard(func() error { return c.ping(ctx) })) })
-	all.Go(func() { cancel(c.guard(func() error { return c.read(ctx, &all, begin) })) })
-	<-ctx.Done()
-	if e, ok := errors.AsType[*closeError](context.Cause(ctx)); ok {
-		// The peer's answer is read by the read that is going on, and ends it.
-		c.server.closeSocket(c.conn, e)
-	}
-	_ = c.conn.CloseNow()
-	all.Wait()
-	c.server.log.Debug("socket ended", "session", c.session, "why", context.Cause(ctx))
+	unhold := context.AfterFunc(held, func() { cancel(errRevoked) })
+	undrain := context.AfterFunc(c.server.closing, func() { signal(c.wake) })
+	c.all.Go(func() { cancel(c.guard(func() error { return c.write(ctx) })) })
+	c.all.Go(func() { cancel(c.guard(func() error { return c.read(ctx, begin) })) })
+	context.AfterFunc(ctx, func() {
+		if e, ok := errors.AsType[*closeError](context.Cause(ctx)); ok {
+			// The peer's answer is read by the read that is going on, and ends it.
+			c.server.closeSocket(c.conn, e)
+		}
+		_ = c.conn.CloseNow()
+		c.all.Wait()
+		c.closeTails()
+		unhold()
+		undrain()
+		release()
+		c.server.metrics.sockets.Dec()
+		c.server.log.Debug("socket ended", "session", c.session, "why", context.Cause(ctx))
+		ended()
+	})
 }
 
 // guard turns a panic of one socket's goroutine into that socket's end.
@@ -197,27 +207,18 @@ func (c *socket) guard(work func() error) (err error) {
 }
 
 // ping finds peers that are gone without a word.
-func (c *socket) ping(ctx context.Context) error {
-	tick := time.NewTicker(c.server.opts.Heartbeat)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
-		}
-		wait, cancel := context.WithTimeout(context.Background(), c.server.opts.WriteTimeout+c.server.opts.CallTimeout)
-		err := c.conn.Ping(wait)
-		cancel()
-		if err != nil {
-			return fmt.Errorf("ping: %w", err)
-		}
+func (c *socket) ping() error {
+	wait, cancel := context.WithTimeout(context.Background(), c.server.opts.WriteTimeout+c.server.opts.CallTimeout)
+	defer cancel()
+	if err := c.conn.Ping(wait); err != nil {
+		return fmt.Errorf("ping: %w", err)
 	}
+	return nil
 }
 
 // read takes frames in order and executes them.
-func (c *socket) read(ctx context.Context, all *sync.WaitGroup, begin func(context.Context, *sync.WaitGroup) error) error {
-	if err := begin(ctx, all); err != nil {
+func (c *socket) read(ctx context.Context, begin func(context.Context) error) error {
+	if err := begin(ctx); err != nil {
 		if p, ok := errors.AsType[*Problem](err); ok {
 			return &closeError{websocket.StatusTryAgainLater, p.Detail}
 		}
@@ -246,7 +247,7 @@ func (c *socket) read(ctx context.Context, all *sync.WaitGroup, begin func(conte
 			continue
 		}
 		bad = 0
-		if err := c.execute(ctx, all, f, data); err != nil {
+		if err := c.execute(ctx, f, data); err != nil {
 			return err
 		}
 	}
@@ -254,12 +255,12 @@ func (c *socket) read(ctx context.Context, all *sync.WaitGroup, begin func(conte
 
 // execute runs one command and queues its reply, or passes it on to the server
 // that has its session. It returns an error only when the socket must end.
-func (c *socket) execute(ctx context.Context, all *sync.WaitGroup, f frame, raw []byte) error {
+func (c *socket) execute(ctx context.Context, f frame, raw []byte) error {
 	if f.head.SessionID == "" {
 		f.head.SessionID = c.session
 	}
 	head := f.head
-	if done, err := c.relay(ctx, all, head, raw); done {
+	if done, err := c.relay(ctx, head, raw); done {
 		return err
 	}
 	limited, cancel := context.WithTimeout(ctx, c.server.opts.CallTimeout)
@@ -272,14 +273,14 @@ func (c *socket) execute(ctx context.Context, all *sync.WaitGroup, f frame, raw 
 	case *ForkFrame:
 		var forked sessions.ForkResult
 		if forked, err = c.server.fork(limited, head.IdempotencyKey, head.SessionID, request.ForkRequest); err == nil {
-			return c.forked(ctx, limited, all, head, forked, request.Follow)
+			return c.forked(ctx, limited, head, forked, request.Follow)
 		}
 	case *DetachFrame:
 		result, err = c.server.detach(limited, head.IdempotencyKey, head.SessionID, request.DetachRequest)
 	case *SubscribeFrame:
 		log, next, openErr := c.server.openLog(limited, head.SessionID, position{from: request.From, epoch: request.Epoch})
 		if err = openErr; err == nil {
-			err = c.subscribe(ctx, all, head.SessionID, log, next, head.Ref)
+			err = c.subscribe(ctx, head.SessionID, log, next, head.Ref)
 			if p, ok := errors.AsType[*Problem](err); ok {
 				return c.fail(ctx, head, p)
 			}
@@ -304,7 +305,7 @@ func (c *socket) execute(ctx context.Context, all *sync.WaitGroup, f frame, raw 
 }
 
 // forked answers a fork and, with follow, subscribes to the children.
-func (c *socket) forked(ctx, limited context.Context, all *sync.WaitGroup, head FrameHead, result sessions.ForkResult, follow bool) error {
+func (c *socket) forked(ctx, limited context.Context, head FrameHead, result sessions.ForkResult, follow bool) error {
 	if err := c.send(ctx, ReplyFrame{Type: "reply", To: head.Type, Ref: head.Ref, SessionID: head.SessionID, Result: result}); err != nil {
 		return err
 	}
@@ -314,7 +315,7 @@ func (c *socket) forked(ctx, limited context.Context, all *sync.WaitGroup, head 
 	for _, child := range result.Sessions {
 		log, next, err := c.server.openLog(limited, child.ID, position{})
 		if err == nil {
-			err = c.subscribe(ctx, all, child.ID, log, next, "")
+			err = c.subscribe(ctx, child.ID, log, next, "")
 		}
 		if err != nil {
 			if ctx.Err() != nil {
@@ -342,17 +343,40 @@ func (c *socket) send(ctx context.Context, v any) error {
 	if err != nil {
 		return fmt.Errorf("encode frame: %w", err)
 	}
+	return c.queue(ctx, data)
+}
+
+func (c *socket) queue(ctx context.Context, data []byte) error {
+	for {
+		c.mu.Lock()
+		full := len(c.replies) >= repliesQueued
+		if !full {
+			c.replies = append(c.replies, data)
+		}
+		c.mu.Unlock()
+		signal(c.wake)
+		if !full {
+			return nil
+		}
+		select {
+		case <-c.room:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// signal leaves one signal in a channel of capacity 1.
+func signal(c chan struct{}) {
 	select {
-	case c.replies <- data:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
+	case c <- struct{}{}:
+	default:
 	}
 }
 
 // subscribe queues the "subscribed" frame, then lets the events follow. A
 // second subscription to a session takes the place of the first.
-func (c *socket) subscribe(ctx context.Context, all *sync.WaitGroup, id string, log *sessions.Log, next int64, ref string) error {
+func (c *socket) subscribe(ctx context.Context, id string, log *sessions.Log, next int64, ref string) error {
 	c.unsubscribe(id)
 	c.mu.Lock()
 	full := len(c.subs) >= subscriptionsMax
@@ -373,49 +397,45 @@ func (c *socket) subscribe(ctx context.Context, all *sync.WaitGroup, id string, 
 			return err
 		}
 	}
-	subCtx, cancel := context.WithCancel(ctx)
-	sub := &subscription{
-		id: id, log: log, cancel: cancel, again: make(chan int64, 1),
-		next: next, bound: max(last-next, 0) + c.server.opts.LagMax,
-	}
+	sub := &subscription{id: id, next: next, bound: max(last-next, 0) + c.server.opts.LagMax}
+	sub.tail = log.Tail(next, func() { c.enqueue(sub) })
 	c.mu.Lock()
 	c.subs[id] = sub
 	c.mu.Unlock()
-	all.Go(func() { sub.await(subCtx, c.server, c.wake, next) })
+	c.enqueue(sub)
 	return nil
 }
 
+// enqueue tells the writer that a subscription has something. It is called with
+// a session's locks held.
+func (c *socket) enqueue(sub *subscription) {
+	c.mu.Lock()
+	if !sub.queued {
+		sub.queued = true
+		c.ready = append(c.ready, sub)
+	}
+	c.mu.Unlock()
+	signal(c.wake)
+}
+
+// unsubscribe leaves closing the tail to the writer, whose it is.
 func (c *socket) unsubscribe(id string) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if sub := c.subs[id]; sub != nil {
-		sub.cancel()
-		delete(c.subs, id)
+	sub := c.subs[id]
+	delete(c.subs, id)
+	c.mu.Unlock()
+	if sub != nil {
+		sub.dropped.Store(true)
+		c.enqueue(sub)
 	}
 }
 
-// await tells the writer when there is something to read, and then waits until
-// the writer has read it.
-func (sub *subscription) await(ctx context.Context, s *Server, wake chan<- struct{}, from int64) {
-	for {
-		more, err := sub.log.Wait(ctx, from)
-		switch {
-		case ctx.Err() != nil:
-			return
-		case err != nil:
-			sub.ended.Store(s.problem(err))
-		case !more:
-			sub.ended.Store(codeProblem(string(sessions.CodeNotFound), fmt.Sprintf("session %q was deleted", sub.id), "session_id"))
-		}
-		sub.ready.Store(true)
-		select {
-		case wake <- struct{}{}:
-		default:
-		}
-		select {
-		case from = <-sub.again:
-		case <-ctx.Done():
-			return
-		}
+// closeTails is for the end, when nobody else has the socket any more.
+func (c *socket) closeTails() {
+	for _, sub := range c.subs {
+		sub.tail.Close()
+	}
+	for _, sub := range c.ready {
+		sub.tail.Close()
 	}
 }

@@ -5,40 +5,46 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
+	"sync/atomic"
+	"time"
 
 	"github.com/coder/websocket"
 )
 
 // write is the socket's only writer. It sends replies first, then takes one
 // batch of events of each session that has some, in turn, so that a busy
-// session does not hold back the others.
+// session does not hold back the others. What there is at once goes out in one
+// write.
 func (c *socket) write(ctx context.Context) error {
+	beat := time.NewTicker(c.server.opts.Heartbeat)
+	defer beat.Stop()
+	var pinging atomic.Bool
 	for {
-		if err := c.writeReplies(); err != nil {
-			return err
-		}
-		busy, err := c.writeEvents(ctx, c.readySubs)
+		busy, err := c.writeRound(ctx)
 		if err != nil {
 			return err
 		}
+		if c.server.closing.Err() != nil {
+			return c.flush(ctx)
+		}
 		if busy {
-			select {
-			case <-c.drain:
-				return c.flush(ctx)
-			default:
-				continue
-			}
+			continue
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-c.drain:
-			return c.flush(ctx)
 		case <-c.wake:
-		case data := <-c.replies:
-			if err := c.put(data); err != nil {
-				return err
+		case <-beat.C:
+			// not here: it waits for the peer's answer
+			if !pinging.Swap(true) {
+				c.all.Go(func() {
+					defer pinging.Store(false)
+					if err := c.guard(c.ping); err != nil {
+						_ = c.conn.CloseNow() // which ends the reader
+					}
+				})
 			}
 		}
 	}
@@ -51,11 +57,14 @@ const flushRounds = 8
 // flush sends what is there already, the ends of turns above all, before the
 // socket is closed with 1012.
 func (c *socket) flush(ctx context.Context) error {
+	c.mu.Lock()
+	subs := slices.Collect(maps.Values(c.subs))
+	c.mu.Unlock()
+	for _, sub := range subs {
+		c.enqueue(sub)
+	}
 	for range flushRounds {
-		if err := c.writeReplies(); err != nil {
-			return err
-		}
-		busy, err := c.writeEvents(ctx, c.allSubs)
+		busy, err := c.writeRound(ctx)
 		if err != nil {
 			return err
 		}
@@ -66,90 +75,82 @@ func (c *socket) flush(ctx context.Context) error {
 	return errDrain
 }
 
-func (c *socket) writeReplies() error {
-	for {
-		select {
-		case data := <-c.replies:
-			if err := c.put(data); err != nil {
-				return err
-			}
-		default:
-			return nil
+// writeRound writes what is queued now, and reports whether there is more.
+func (c *socket) writeRound(ctx context.Context) (busy bool, err error) {
+	// Both at once: the replies that were queued before a session was subscribed
+	// to go before its events, and after the reply that ends a subscription
+	// nothing of it comes.
+	c.mu.Lock()
+	replies, ready := c.replies, c.ready
+	c.replies, c.ready = nil, nil
+	for _, sub := range ready {
+		sub.queued = false
+	}
+	c.mu.Unlock()
+	if len(replies) == 0 && len(ready) == 0 {
+		return false, nil
+	}
+	if len(replies) > 0 {
+		signal(c.room)
+	}
+	c.conn.tcp.hold()
+	defer func() {
+		// also on failure: a close frame names the last seq that was written
+		if e := c.conn.tcp.release(); e != nil && err == nil {
+			err = writeError(e)
 		}
-	}
-}
-
-// writeEvents reports whether some session still has events to send. Replies
-// that were queued before a session was subscribed to go first; only then is it
-// looked up which subscriptions there are, since a reply may end one.
-func (c *socket) writeEvents(ctx context.Context, subs func() []*subscription) (busy bool, err error) {
-	if err := c.writeReplies(); err != nil {
-		return false, err
-	}
-	for _, sub := range subs() {
-		more, err := c.writeSome(ctx, sub)
-		if err != nil {
+		if err != nil { // for closeTails
+			c.mu.Lock()
+			c.ready = append(c.ready, ready...)
+			c.mu.Unlock()
+		}
+	}()
+	for _, data := range replies {
+		if err := c.put(data); err != nil {
 			return false, err
 		}
-		busy = busy || more
 	}
-	return busy, nil
-}
-
-func (c *socket) readySubs() []*subscription {
-	return slices.DeleteFunc(c.allSubs(), func(sub *subscription) bool { return !sub.ready.Load() })
-}
-
-func (c *socket) allSubs() []*subscription {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return slices.Collect(maps.Values(c.subs))
+	for _, sub := range ready {
+		if err := c.writeSome(ctx, sub); err != nil {
+			return false, err
+		}
+	}
+	return true, nil
 }
 
 // writeSome sends one batch of a session's events, and closes the socket with
 // 1013 when the client falls behind more than it may.
-func (c *socket) writeSome(ctx context.Context, sub *subscription) (more bool, err error) {
-	if p := sub.ended.Load(); p != nil {
-		return false, c.dropSubscription(sub, p)
+func (c *socket) writeSome(ctx context.Context, sub *subscription) error {
+	if sub.dropped.Load() {
+		sub.tail.Close()
+		return nil
 	}
-	limited, cancel := context.WithTimeout(ctx, c.server.opts.CallTimeout)
-	events, err := sub.log.Read(limited, sub.next, eventsPerRead)
-	cancel()
+	events, last, err := sub.tail.Next(ctx, c.server.opts.CallTimeout, eventsPerRead)
 	if err != nil {
 		if ctx.Err() != nil {
-			return false, ctx.Err()
+			return ctx.Err()
 		}
-		return false, c.dropSubscription(sub, c.server.problem(err))
+		return c.dropSubscription(sub, c.server.problem(err))
+	}
+	if last-(sub.next-1) > sub.bound {
+		return &closeError{websocket.StatusTryAgainLater, fmt.Sprintf("too slow: session=%s last_seq=%d", sub.id, sub.next-1)}
 	}
 	for i := range events {
 		data, err := c.server.encodings.encode(c.who.Tenant, &events[i])
 		if err != nil {
-			return false, fmt.Errorf("encode event: %w", err)
+			return fmt.Errorf("encode event: %w", err)
 		}
 		if err := c.put(data); err != nil {
-			return false, err
+			return err
 		}
 		sub.next = events[i].Seq + 1
 	}
-	_, last, err := sub.log.Last(ctx)
-	if err != nil {
-		if ctx.Err() != nil {
-			return false, ctx.Err()
-		}
-		return false, c.dropSubscription(sub, c.server.problem(err))
-	}
-	switch lag := last - (sub.next - 1); {
-	case lag > sub.bound:
-		return false, &closeError{websocket.StatusTryAgainLater, fmt.Sprintf("too slow: session=%s last_seq=%d", sub.id, sub.next-1)}
-	case lag > 0 && len(events) > 0:
-		return true, nil
-	case lag <= 0:
+	if sub.next <= last {
+		c.enqueue(sub)
+	} else {
 		sub.bound = c.server.opts.LagMax // caught up once: from now on it is a live reader
 	}
-	if sub.ready.Swap(false) {
-		sub.again <- sub.next
-	}
-	return false, nil
+	return nil
 }
 
 // dropSubscription tells the client that a session's events end, and why.
@@ -159,7 +160,8 @@ func (c *socket) dropSubscription(sub *subscription, p *Problem) error {
 		delete(c.subs, sub.id)
 	}
 	c.mu.Unlock()
-	sub.cancel()
+	sub.dropped.Store(true)
+	sub.tail.Close()
 	data, err := compact(ErrorFrame{
 		Type: "error", To: frameSubscribe, SessionID: sub.id,
 		Status: p.Status, Code: p.Code, Detail: p.Detail, Field: p.Field, FirstSeq: p.FirstSeq,
@@ -173,13 +175,15 @@ func (c *socket) dropSubscription(sub *subscription, p *Problem) error {
 // put writes one frame. A client that takes nothing for WriteTimeout is cut
 // off: no close frame would reach it either.
 func (c *socket) put(data []byte) error {
-	limited, cancel := context.WithTimeout(context.Background(), c.server.opts.WriteTimeout)
-	defer cancel()
-	if err := c.conn.Write(limited, websocket.MessageText, data); err != nil {
-		if errors.Is(limited.Err(), context.DeadlineExceeded) {
-			return fmt.Errorf("the client takes no data: %w", err)
-		}
-		return fmt.Errorf("write frame: %w", err)
+	if err := c.conn.Write(context.Background(), websocket.MessageText, data); err != nil {
+		return writeError(err)
 	}
 	return nil
+}
+
+func writeError(err error) error {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("the client takes no data: %w", err)
+	}
+	return fmt.Errorf("write frame: %w", err)
 }

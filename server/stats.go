@@ -34,7 +34,7 @@ type StatsModel struct {
 type StatsSessions struct {
 	ByState map[string]int64 `json:"by_state"`
 	Live    int              `json:"live"`
-	Readers int              `json:"readers" doc:"waiting for events"`
+	Readers int              `json:"readers" doc:"of event logs"`
 	Forks   int64            `json:"forks"`
 }
 

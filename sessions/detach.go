@@ -111,7 +111,7 @@ func (s *session) stow(ctx context.Context, to engine.Tier) (engine.Residency, e
 // forgetIdle takes a session out of memory unless somebody waits on it.
 func (m *Manager) forgetIdle(s *session) {
 	s.mu.Lock()
-	keep := s.waiters > 0 || s.turn != nil || s.seq != nil
+	keep := s.readers > 0 || s.turn != nil || s.seq != nil
 	s.mu.Unlock()
 	if !keep {
 		m.forget(s)

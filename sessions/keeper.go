@@ -121,7 +121,7 @@ func (m *Manager) sweep(ctx context.Context) error {
 			continue
 		}
 		s.mu.Lock()
-		old := time.Since(s.lastUsed) > idleLiveMax && s.waiters == 0 && s.turn == nil && !s.row.pin
+		old := time.Since(s.lastUsed) > idleLiveMax && s.readers == 0 && s.turn == nil && !s.row.pin
 		s.mu.Unlock()
 		if old {
 			m.forget(s)

@@ -61,17 +61,17 @@ type session struct {
 	alock gate // the right to append to the log and the line: the turn goroutine's, an operation's during its transaction
 
 	mu       sync.Mutex
-	row      row           // guarded by mu; as committed, but see log.next and line
-	gone     bool          // guarded by mu; no longer in the live map: look again
-	deleted  bool          // guarded by mu
-	line     []int32       // guarded by mu; nil until loadLine; with uncommitted tokens
-	hasLine  bool          // guarded by mu
-	seq      *engine.Seq   // guarded by mu; nil: nothing on the device
-	turn     *turn         // guarded by mu; the open one
-	log      window        // guarded by mu
-	waiters  int           // guarded by mu; Log.Wait calls
-	lastUsed time.Time     // guarded by mu
-	wake     chan struct{} // guarded by mu; closed and replaced when something becomes visible; nil: nobody waits
+	row      row         // guarded by mu; as committed, but see log.next and line
+	gone     bool        // guarded by mu; no longer in the live map: look again
+	deleted  bool        // guarded by mu
+	line     []int32     // guarded by mu; nil until loadLine; with uncommitted tokens
+	hasLine  bool        // guarded by mu
+	seq      *engine.Seq // guarded by mu; nil: nothing on the device
+	turn     *turn       // guarded by mu; the open one
+	log      window      // guarded by mu
+	readers  int         // guarded by mu; Tails
+	waiting  []*Tail     // guarded by mu; those that have all there is
+	lastUsed time.Time   // guarded by mu
 
 	relist bool // guarded by mu; the writer met a held wlock
 
@@ -267,14 +267,6 @@ func (s *session) loadLine(ctx context.Context) error {
 	s.line, s.hasLine = line, true
 	s.mu.Unlock()
 	return nil
-}
-
-// wakeLocked wakes the readers of the log.
-func (s *session) wakeLocked() {
-	if s.wake != nil {
-		close(s.wake)
-		s.wake = nil
-	}
 }
 
 // coldStart opens s's timeline if there is none, in the tenant's namespace. The

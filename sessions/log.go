@@ -1,9 +1,6 @@
 package sessions
 
-import (
-	"context"
-	"time"
-)
+import "context"
 
 const (
 	// logWindowMax is how many committed events of a session stay in memory.
@@ -181,7 +178,12 @@ func (l *Log) Read(ctx context.Context, from int64, max int) ([]Event, error) {
 		return out, nil
 	}
 	s.mu.Unlock()
-	events, err := selectEvents(ctx, l.m.pool, l.m.tok, l.key.tenant, l.key.id, from, min(first-1, from+int64(max)-1))
+	return l.older(ctx, from, min(first-1, from+int64(max)-1))
+}
+
+// older reads the events [from, to] from the ledger.
+func (l *Log) older(ctx context.Context, from, to int64) ([]Event, error) {
+	events, err := selectEvents(ctx, l.m.pool, l.m.tok, l.key.tenant, l.key.id, from, to)
 	if err != nil {
 		return nil, err
 	}
@@ -196,60 +198,6 @@ func (l *Log) Read(ctx context.Context, from int64, max int) ([]Event, error) {
 		return nil, goneBefore(kept)
 	}
 	return events, nil
-}
-
-// Wait returns when an event with seq >= from can be read (true), or when
-// there will never be one, the session being deleted (false).
-func (l *Log) Wait(ctx context.Context, from int64) (bool, error) {
-	for {
-		s, err := l.m.acquire(ctx, l.key.tenant, l.key.id)
-		if ErrorCode(err) == CodeNotFound {
-			return false, nil
-		}
-		if err != nil {
-			return false, err
-		}
-		s.mu.Lock()
-		switch {
-		case s.deleted:
-			s.mu.Unlock()
-			return false, nil
-		case s.gone:
-			s.mu.Unlock()
-			continue
-		case s.row.epoch != l.epoch:
-			err = l.movedLocked(s)
-			s.mu.Unlock()
-			return false, err
-		case s.log.visible >= from:
-			s.mu.Unlock()
-			return true, nil
-		case s.foreignLocked():
-			s.mu.Unlock()
-			return false, fail(CodeMoved, "another server has the session: come back with the last epoch you saw")
-		}
-		if s.wake == nil {
-			s.wake = make(chan struct{})
-		}
-		wake := s.wake
-		s.waiters++
-		s.mu.Unlock()
-		select {
-		case <-wake:
-			err = nil
-		case <-ctx.Done():
-			err = ctx.Err()
-		case <-l.m.ctx.Done():
-			err = fail(CodeOverloaded, "the server is shutting down")
-		}
-		s.mu.Lock()
-		s.waiters--
-		s.lastUsed = time.Now()
-		s.mu.Unlock()
-		if err != nil {
-			return false, err
-		}
-	}
 }
 
 // Last returns the current epoch and the seq of the newest visible event.

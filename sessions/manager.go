@@ -171,6 +171,7 @@ func (m *Manager) Shutdown(ctx context.Context) error {
 		m.draining.Store(true)
 		err = m.endTurns(ctx)
 		m.cancel()
+		m.wakeAll()
 		m.wg.Wait()
 		m.releaseAll(ctx)
 		m.hub.close()

@@ -14,7 +14,7 @@ type Stats struct {
 
 	SessionsLive   int // in memory
 	TurnsOpen      int
-	Readers        int // waiting on logs
+	Readers        int // of logs
 	Forks          int64
 	Commits        int64 // of operations
 	CommitSeconds  float64
@@ -58,7 +58,7 @@ func (m *Manager) Stats() Stats {
 	for _, s := range m.sessions() {
 		st.SessionsLive++
 		s.mu.Lock()
-		st.Readers += s.waiters
+		st.Readers += s.readers
 		if s.turn != nil {
 			st.TurnsOpen++
 			st.TokensPending += len(s.line) - s.row.length
