@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"strings"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -41,7 +42,8 @@ func describeSecurity(api *huma.OpenAPI) {
 			"In a browser's WebSocket it is an entry " + keyProtocol + "KEY of Sec-WebSocket-Protocol, beside " + subprotocol + "."},
 		"x-api-key": {Type: "apiKey", In: "header", Name: "x-api-key", Description: "The same key in another header."},
 	}
-	api.Info.Description += " Where the server wants API keys, each call has one: Authorization: Bearer KEY, or x-api-key: KEY."
+	api.Info.Description += " Where the server wants API keys, each call has one: Authorization: Bearer KEY, or x-api-key: KEY. " +
+		"An address that tries too many others gets 429 too_many_failures for those."
 	key := []map[string][]string{{"bearer": {}}, {"x-api-key": {}}, {}}
 	for path, item := range api.Paths {
 		for _, op := range []*huma.Operation{item.Get, item.Post, item.Patch, item.Delete, item.Put} {
@@ -100,7 +102,7 @@ func (s *Server) identify(router chi.Routes, r *http.Request) (sessions.Identity
 	if err != nil {
 		return sessions.Identity{}, err
 	}
-	who, err := s.manager.Keys().Authenticate(r.Context(), secret)
+	who, err := s.manager.Keys().Authenticate(r.Context(), addressOf(r), secret)
 	if err != nil {
 		return who, err
 	}
@@ -112,11 +114,24 @@ func (s *Server) identify(router chi.Routes, r *http.Request) (sessions.Identity
 
 func (s *Server) refuseCaller(w http.ResponseWriter, err error) {
 	p := s.problem(err)
-	if p.Status == http.StatusUnauthorized {
+	switch {
+	case p.Status == http.StatusUnauthorized:
 		w.Header().Set("WWW-Authenticate", `Bearer realm="rocket"`)
+		s.metrics.refused.Inc()
+	case p.Code == string(sessions.CodeTooManyFailures):
 		s.metrics.refused.Inc()
 	}
 	writeProblem(w, p)
+}
+
+// addressOf is where a request comes from. What headers say of it is not
+// believed: anybody can write them.
+func addressOf(r *http.Request) netip.Addr {
+	from, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil {
+		return netip.Addr{} // no network that has such: no limit
+	}
+	return from.Addr()
 }
 
 // routeOfPath is the pattern of the route that has the request's path, with

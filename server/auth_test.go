@@ -3,8 +3,10 @@ package server
 import (
 	"bytes"
 	"fmt"
+	"net"
 	"net/http"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -129,7 +131,8 @@ func TestEveryRouteNeedsAKey(t *testing.T) {
 	w := start(t, worldOptions{server: Options{RequireKeys: true}})
 	user, _ := w.key("a", false)
 	admin, _ := w.key("a", true)
-	for _, route := range w.operations() {
+	for i, route := range w.operations() {
+		w.from = net.IPv4(127, 0, 1, byte(i+1)) // no address fails too often
 		method, path, _ := strings.Cut(route, " ")
 		path = regexp.MustCompile(`\{\w+\}`).ReplaceAllString(path, "x")
 		got := w.do(method, path, "")
@@ -168,6 +171,38 @@ func TestEveryRouteNeedsAKey(t *testing.T) {
 		if got := w.do("GET", path, ""); got.status == http.StatusOK {
 			t.Errorf("%s: %d %s", path, got.status, got.body)
 		}
+	}
+}
+
+// TestFailuresFromOneAddress: past the limit what is no key is 429 and says
+// when to come back; keys that are good go on, new ones too.
+func TestFailuresFromOneAddress(t *testing.T) {
+	w := start(t, worldOptions{server: Options{RequireKeys: true}})
+	k, _ := w.key("a", false)
+	w.from = net.IPv4(127, 0, 2, 1)
+	wrong := sessions.KeySecretPrefix + strings.Repeat("A", len(k.Secret)-len(sessions.KeySecretPrefix))
+	var got answered
+	for i := 0; got.status != http.StatusTooManyRequests; i++ {
+		if got = w.do("GET", pathSessions, "", "X-Api-Key", wrong); got.status != http.StatusUnauthorized && got.status != http.StatusTooManyRequests || w.ctx().Err() != nil {
+			t.Fatalf("failure %d: %d %s", i, got.status, got.body)
+		}
+	}
+	wantProblem(t, got.header, got.body, http.StatusTooManyRequests, "too_many_failures", "")
+	if seconds, err := strconv.Atoi(got.header.Get("Retry-After")); err != nil || seconds < 1 || seconds > 60 {
+		t.Errorf("Retry-After %q", got.header.Get("Retry-After"))
+	}
+	fresh, _ := w.key("a", false)
+	for name, secret := range map[string]string{"a key in use": k.Secret, "a new key": fresh.Secret} {
+		if got := w.do("GET", pathSessions, "", "X-Api-Key", secret); got.status != http.StatusOK {
+			t.Errorf("%s from that address: %d %s", name, got.status, got.body)
+		}
+	}
+	if got := w.do("GET", pathSessions, ""); got.status != http.StatusUnauthorized {
+		t.Errorf("no key from that address: %d %s", got.status, got.body)
+	}
+	w.from = net.IPv4(127, 0, 2, 2)
+	if got := w.do("GET", pathSessions, "", "X-Api-Key", wrong); got.status != http.StatusUnauthorized {
+		t.Errorf("a failure from another address: %d %s", got.status, got.body)
 	}
 }
 

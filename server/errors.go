@@ -57,6 +57,7 @@ var statuses = map[string]int{
 	string(sessions.CodeUnauthenticated):     http.StatusUnauthorized,
 	string(sessions.CodeModelMismatch):       http.StatusConflict,
 	string(sessions.CodeMoved):               http.StatusServiceUnavailable,
+	string(sessions.CodeTooManyFailures):     http.StatusTooManyRequests,
 	string(sessions.CodeInternal):            http.StatusInternalServerError,
 	codeMalformed:                            http.StatusBadRequest,
 	codeTooLarge:                             http.StatusRequestEntityTooLarge,

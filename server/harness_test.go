@@ -75,6 +75,7 @@ type world struct {
 	url     string        // of the database
 	lines   *lockedBuffer // what the server logs
 	stop    func()        // drains and waits; may be called twice
+	from    net.IP        // loopback address that do calls from; nil: any
 }
 
 type worldOptions struct {
@@ -246,7 +247,11 @@ func (w *world) do(method, path, body string, header ...string) answered {
 	for i := 0; i+1 < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
 	}
-	transport := &http.Transport{DisableKeepAlives: true}
+	dialer := &net.Dialer{}
+	if w.from != nil {
+		dialer.LocalAddr = &net.TCPAddr{IP: w.from}
+	}
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: dialer.DialContext}
 	resp, err := (&http.Client{Transport: transport}).Do(req)
 	if err != nil {
 		w.t.Fatalf("%s %s: %v", method, path, err)

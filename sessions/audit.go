@@ -2,6 +2,7 @@ package sessions
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
@@ -22,6 +23,14 @@ const (
 // failureEvery is how often failed authentications are written: one row for
 // all of the time since the last, so that guessing fills no disk.
 const failureEvery = 10 * time.Second
+
+const (
+	// AuditKeptFor is how long a record is kept; the keeper drops it then.
+	AuditKeptFor = 90 * 24 * time.Hour
+
+	auditDropMax   = 1000 // records that one statement looks at
+	auditDropPages = 100  // of them in one sweep; the next goes on
+)
 
 type execer interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
@@ -44,6 +53,24 @@ func audited(call Call, action, subject string, save save) save {
 			w.now, call.Tenant, key, action, subject)
 		return save(w, answer)
 	}
+}
+
+// dropAudit drops records older than AuditKeptFor. Ids rise with time, so it
+// looks at the oldest ones only, and stops at a page that has one to keep.
+func (m *Manager) dropAudit(ctx context.Context) error {
+	for range auditDropPages {
+		var seen, dropped int
+		err := m.pool.QueryRow(ctx, `WITH oldest AS (SELECT id, at FROM audit_events ORDER BY id LIMIT $2),
+				gone AS (DELETE FROM audit_events a USING oldest o WHERE a.id = o.id AND o.at < now() - $1::interval RETURNING 1)
+			SELECT (SELECT count(*) FROM oldest), (SELECT count(*) FROM gone)`, AuditKeptFor, auditDropMax).Scan(&seen, &dropped)
+		if err != nil {
+			return fmt.Errorf("drop old audit records: %w", err)
+		}
+		if dropped < seen || seen < auditDropMax {
+			return nil
+		}
+	}
+	return nil
 }
 
 // failures counts failed authentications between two rows.

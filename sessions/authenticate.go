@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"net/netip"
 	"strings"
 	"sync"
 	"time"
@@ -26,6 +27,7 @@ const (
 	keyRetry       = time.Second     // until an unknown key, or a ledger that is away, is asked for again
 	keyLookupTime  = 3 * time.Second // of one look into the ledger, and of waiting for one
 	keyLookupsMax  = 4               // looks for unknown keys at once: a flood of guesses must leave connections to others
+	keyDoubtsMax   = 1               // of them, beside these, for addresses with too many failures (failures.go)
 	keyCacheMax    = 4096            // keys in memory; one more takes the place of an unknown or any other one
 	keyEvictLook   = 32              // entries that are looked at for one to give up
 	keyTouchMinute = "1 minute"      // last_used_at is not written more often
@@ -54,6 +56,7 @@ type keyCache struct {
 	mu      sync.Mutex
 	entries map[keyHash]*keyEntry // guarded by mu
 	lookups chan struct{}         // cap keyLookupsMax: looks for keys that nobody knows yet
+	doubts  chan struct{}         // cap keyDoubtsMax: such looks for addresses with too many failures
 }
 
 func newKeys(pool *pgxpool.Pool, fresh time.Duration) *Keys {
@@ -61,15 +64,30 @@ func newKeys(pool *pgxpool.Pool, fresh time.Duration) *Keys {
 		fresh = KeyFreshFor
 	}
 	return &Keys{pool: pool,
-		cache: keyCache{fresh: fresh, entries: map[keyHash]*keyEntry{}, lookups: make(chan struct{}, keyLookupsMax)},
+		cache: keyCache{fresh: fresh, entries: map[keyHash]*keyEntry{}, lookups: make(chan struct{}, keyLookupsMax), doubts: make(chan struct{}, keyDoubtsMax)},
 		holds: keyHolds{by: map[string]map[*hold]struct{}{}}}
 }
 
-// Authenticate says whose a secret is: CodeUnauthenticated if nobody's,
-// CodeLedgerUnavailable if that cannot be told.
-func (k *Keys) Authenticate(ctx context.Context, secret string) (Identity, error) {
-	if len(secret) != keySecretLen || !strings.HasPrefix(secret, KeySecretPrefix) {
+// Authenticate says whose a secret is that came from an address:
+// CodeUnauthenticated if nobody's, CodeTooManyFailures if nobody's and the
+// address has tried too many, CodeLedgerUnavailable if that cannot be told.
+func (k *Keys) Authenticate(ctx context.Context, from netip.Addr, secret string) (Identity, error) {
+	wait := k.addresses.wait(from, time.Now())
+	who, err := k.authenticate(ctx, secret, wait > 0)
+	if ErrorCode(err) == CodeUnauthenticated {
 		k.fails.add()
+		k.addresses.add(from, time.Now())
+		if wait > 0 {
+			err = tooManyFailures(wait)
+		}
+	}
+	return who, err
+}
+
+// authenticate looks in memory and then in the ledger; doubted is for an
+// address with too many failures.
+func (k *Keys) authenticate(ctx context.Context, secret string, doubted bool) (Identity, error) {
+	if len(secret) != keySecretLen || !strings.HasPrefix(secret, KeySecretPrefix) {
 		return Identity{}, errNoKey()
 	}
 	hash := sha256.Sum256([]byte(secret))
@@ -78,10 +96,7 @@ func (k *Keys) Authenticate(ctx context.Context, secret string) (Identity, error
 		return Identity{}, err
 	}
 	if e.loading != nil {
-		e = k.look(ctx, hash, e)
-	}
-	if ErrorCode(e.err) == CodeUnauthenticated {
-		k.fails.add()
+		e = k.look(ctx, hash, e, doubted)
 	}
 	return e.who, e.err
 }
@@ -139,14 +154,14 @@ func (c *keyCache) makeRoomLocked() {
 }
 
 // look asks the ledger about a key that take gave out for it.
-func (k *Keys) look(ctx context.Context, hash keyHash, e keyEntry) keyEntry {
+func (k *Keys) look(ctx context.Context, hash keyHash, e keyEntry, doubted bool) keyEntry {
 	done := e.loading
 	e.loading = nil
 	// what is learnt is for all who wait, so it does not end with one of them
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), keyLookupTime)
 	defer cancel()
 	asked := time.Now()
-	who, err := k.find(ctx, hash, e.confirmed.IsZero())
+	who, err := k.find(ctx, hash, e.confirmed.IsZero(), doubted)
 	switch {
 	case err == nil:
 		e.who, e.err, e.confirmed, e.until = who, nil, asked, asked.Add(k.cache.fresh)
@@ -172,11 +187,15 @@ func (k *Keys) look(ctx context.Context, hash keyHash, e keyEntry) keyEntry {
 }
 
 // find reads a key from the ledger and notes that it is used.
-func (k *Keys) find(ctx context.Context, hash keyHash, unknown bool) (Identity, error) {
+func (k *Keys) find(ctx context.Context, hash keyHash, unknown, doubted bool) (Identity, error) {
 	if unknown {
+		lane := k.cache.lookups
+		if doubted {
+			lane = k.cache.doubts
+		}
 		select {
-		case k.cache.lookups <- struct{}{}:
-			defer func() { <-k.cache.lookups }()
+		case lane <- struct{}{}:
+			defer func() { <-lane }()
 		case <-ctx.Done():
 			return Identity{}, fail(CodeOverloaded, "too many unknown API keys are being looked up")
 		}

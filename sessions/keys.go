@@ -69,6 +69,8 @@ type Keys struct {
 	cache keyCache
 	holds keyHolds
 	fails failures
+
+	addresses addressFailures
 }
 
 // OpenKeys connects to a ledger for its keys alone. The database must have the

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -11,6 +12,9 @@ import (
 
 	"rocket/internal/localpg/pgtest"
 )
+
+// nowhere is no address, which has no limit of failures.
+var nowhere netip.Addr
 
 func (r *rig) key(tenant string) NewKey {
 	r.t.Helper()
@@ -40,14 +44,14 @@ func TestKeys(t *testing.T) {
 		who    Identity
 	}{{a.Secret, Identity{"a", a.ID, false}}, {b.Secret, Identity{"b", b.ID, false}}, {admin.Secret, Identity{DefaultTenant, admin.ID, true}}} {
 		for range 2 { // from the ledger, from memory
-			if who, err := keys.Authenticate(ctx, c.secret); err != nil || who != c.who {
+			if who, err := keys.Authenticate(ctx, nowhere, c.secret); err != nil || who != c.who {
 				t.Errorf("%+v, %v, want %+v", who, err, c.who)
 			}
 		}
 	}
 	for _, secret := range []string{"", "rk_", a.ID, strings.ToLower(a.Secret), a.Secret + "A", a.Secret[1:], "xx" + a.Secret[2:],
 		KeySecretPrefix + strings.Repeat("A", len(a.Secret)-len(KeySecretPrefix)), strings.Repeat("\x00", len(a.Secret))} {
-		who, err := keys.Authenticate(ctx, secret)
+		who, err := keys.Authenticate(ctx, nowhere, secret)
 		wantCode(t, err, CodeUnauthenticated, "")
 		if who != (Identity{}) {
 			t.Errorf("%q is %+v", secret, who)
@@ -82,7 +86,7 @@ func TestKeys(t *testing.T) {
 	if err != nil || !again.RevokedAt.Equal(*first.RevokedAt) {
 		t.Errorf("revoked again: %+v, %v", again, err)
 	}
-	_, err = keys.Authenticate(ctx, a.Secret)
+	_, err = keys.Authenticate(ctx, nowhere, a.Secret)
 	wantCode(t, err, CodeUnauthenticated, "")
 	for _, id := range []string{"", "key_x", "key_00000000-0000-7000-8000-000000000000", a.Secret} {
 		_, err := keys.Revoke(ctx, id)
@@ -115,7 +119,7 @@ func TestAudit(t *testing.T) {
 		}
 	}
 	for range 50 {
-		_, err := r.Keys().Authenticate(ctx, "rk_guess")
+		_, err := r.Keys().Authenticate(ctx, nowhere, "rk_guess")
 		wantCode(t, err, CodeUnauthenticated, "")
 	}
 	if _, err := r.Keys().Revoke(ctx, k.ID); err != nil {
@@ -150,6 +154,32 @@ func TestAudit(t *testing.T) {
 	}
 }
 
+// TestAuditIsDropped: what is old goes, page by page; what is not stays.
+func TestAuditIsDropped(t *testing.T) {
+	r := newRig(t)
+	ctx := t.Context()
+	if _, err := r.pool.Exec(ctx, `INSERT INTO audit_events (action, at)
+			SELECT 'auth.failed', now() - $2::interval - interval '1 minute' FROM generate_series(1, $1)`, 2*auditDropMax+10, AuditKeptFor); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.pool.Exec(ctx, `INSERT INTO audit_events (action, at) VALUES ('auth.failed', now() - $1::interval + interval '1 minute')`, AuditKeptFor); err != nil {
+		t.Fatal(err)
+	}
+	r.key("a")
+	for range 2 {
+		if err := r.dropAudit(ctx); err != nil {
+			t.Fatal(err)
+		}
+		var left, old int
+		if err := r.pool.QueryRow(ctx, `SELECT count(*), count(*) FILTER (WHERE at < now() - $1::interval) FROM audit_events`, AuditKeptFor).Scan(&left, &old); err != nil {
+			t.Fatal(err)
+		}
+		if left != 2 || old != 0 {
+			t.Errorf("%d records are left, %d of them old", left, old)
+		}
+	}
+}
+
 // TestKeysWithoutLedger: a key that was good a moment ago stays good while the
 // ledger is away; others cannot be told, which is not the same as refused.
 func TestKeysWithoutLedger(t *testing.T) {
@@ -168,14 +198,14 @@ func TestKeysWithoutLedger(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := keys.Authenticate(t.Context(), known.Secret); err != nil {
+	if _, err := keys.Authenticate(t.Context(), nowhere, known.Secret); err != nil {
 		t.Fatal(err)
 	}
 	p.Cut()
-	if who, err := keys.Authenticate(t.Context(), known.Secret); err != nil || who.KeyID != known.ID {
+	if who, err := keys.Authenticate(t.Context(), nowhere, known.Secret); err != nil || who.KeyID != known.ID {
 		t.Errorf("a known key: %+v, %v", who, err)
 	}
-	_, err = keys.Authenticate(t.Context(), other.Secret)
+	_, err = keys.Authenticate(t.Context(), nowhere, other.Secret)
 	wantCode(t, err, CodeLedgerUnavailable, "")
 }
 
@@ -226,7 +256,7 @@ func TestRevokeRacesLookup(t *testing.T) {
 						done = true
 					default:
 					}
-					_, err := keys.Authenticate(context.Background(), k.Secret)
+					_, err := keys.Authenticate(context.Background(), nowhere, k.Secret)
 					if err != nil && ErrorCode(err) != CodeUnauthenticated || done && err == nil {
 						t.Errorf("after the revocation %t: %v", done, err)
 						return
