@@ -247,7 +247,7 @@ var frameOf = map[string]string{"TurnRequest": "TurnCreateFrame", "ForkRequest":
 
 // requests are the schemas that refuse unknown fields; answers may get new ones.
 var requests = map[string]bool{
-	"CreateRequest": true, "PatchRequest": true, "TurnRequest": true, "ForkRequest": true, "DetachRequest": true,
+	"CreateRequest": true, "PatchRequest": true, "TurnRequest": true, "ForkRequest": true, "DetachRequest": true, "ReleaseRequest": true,
 	"Message": true, "MTPRequest": true, "ForkChild": true,
 	"TurnCreateFrame": true, "PlainFrame": true, "ForkFrame": true, "DetachFrame": true, "SubscribeFrame": true,
 }
@@ -338,7 +338,7 @@ var fields = []field{
 	{path: "Session.forked_at", doc: "token offset in the parent's line; null for a root"},
 	{path: "Session.length", doc: "tokens of the whole line, inherited ones too"},
 	{path: "Session.residency", doc: "where the bytes are, in tokens; reported after the fact"},
-	{path: "Session.epoch", doc: "rises when the server restarts; see events"},
+	{path: "Session.epoch", doc: "rises when another server, or its own after a crash, takes the session over; see events"},
 	{path: "Turn.state", enum: enum(sessions.TurnQueued, sessions.TurnRunning, sessions.TurnCompleted, sessions.TurnCancelled, sessions.TurnFailed, sessions.TurnInterrupted)},
 	{path: "Turn.finish_reason", doc: "null while the turn is open: one of end_token, stop_string, length, context_limit, tool_calls, cancelled, interrupted, error"},
 	{path: "Turn.usage", null: true, doc: "null while the turn is open"},

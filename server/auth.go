@@ -32,7 +32,7 @@ var openRoutes = map[string]bool{
 
 // adminRoutes are about the whole server, so they want an admin key. That a
 // call comes from this machine is no key: it may be a proxy that calls.
-var adminRoutes = map[string]bool{"/metrics": true, "/v1/stats": true, "/v1/check-cache": true}
+var adminRoutes = map[string]bool{"/metrics": true, "/v1/stats": true, "/v1/check-cache": true, pathServers: true}
 
 // describeSecurity says in the API's description how a key is sent. Calls
 // without one are listed too, since a server need not want any.

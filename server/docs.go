@@ -106,9 +106,10 @@ type docsCode struct {
 var docsIntro = []string{
 	"JSON over HTTP. Times are RFC 3339 in UTC; ids are a prefix (ses_, turn_) and a UUIDv7. Lists are newest first: {data, has_more, next}, and next goes into after.",
 	"Every mutating call takes an Idempotency-Key: the same key and body again give the first answer, another body gives 422, a call that still runs 409 (with wait=true it joins the same turn). Keys are kept 24 hours.",
-	"Events have a seq that is dense per session and the same for every reader, and an epoch that rises when the server restarts. Read them as a JSON page, as server-sent events (ids are EPOCH-SEQ, so Last-Event-ID works), or over the WebSocket; from is the first seq wanted. Deltas may be seen before their commit: after a crash the next epoch's first event is turn.interrupted, and deltas past its last_seq never happened.",
-	"A WebSocket is closed with 1001 (going away), 1008 (policy), 1009 (frame too large), 1011 (fault), 1012 (the server shuts down) or 1013 (overload, or too slow: the reason holds the last seq).",
-	"This server answers on loopback only and has no API keys yet.",
+	"Events have a seq that is dense per session and the same for every reader, and an epoch that rises when its server is gone and another one, or the same after a restart, takes it over. Read them as a JSON page, as server-sent events (ids are EPOCH-SEQ, so Last-Event-ID works), or over the WebSocket; from is the first seq wanted. Deltas may be seen before their commit: after a crash the next epoch's first event is turn.interrupted, and deltas past its last_seq never happened.",
+	"A WebSocket is closed with 1001 (going away), 1008 (policy), 1009 (frame too large), 1011 (fault), 1012 (the server shuts down, or the one that has a session is gone: come back) or 1013 (overload, or too slow: the reason holds the last seq).",
+	"Several servers may share a ledger. A call may come to any of them; the one that has the session answers it. 503 with owner_unreachable or session_moved: repeat the call, with its key, after Retry-After; a reader comes back with its epoch.",
+	"A server without API keys answers on loopback only.",
 }
 
 const docsExample = `# a session, a turn, three forks of its end

@@ -183,6 +183,9 @@ func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request, log *sessi
 	for {
 		last := s.closing.Err() != nil // one more look, so that the ends of turns still go out
 		events, err := log.Read(ctx, next, eventsPerRead)
+		if sessions.ErrorCode(err) == sessions.CodeNotFound { // deleted since the last look
+			return
+		}
 		if err != nil {
 			s.endStream(w, ctx, err)
 			return

@@ -85,6 +85,7 @@ type worldOptions struct {
 	database func(url string) string // may put something before the database
 	keyFresh time.Duration
 	logLevel slog.Leveler // default: warnings
+	beside   *world       // another server, whose ledger and, to save memory, engine it shares
 }
 
 func start(t testing.TB, opts worldOptions) *world {
@@ -93,21 +94,7 @@ func start(t testing.TB, opts worldOptions) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eo := opts.engine
-	eo.Device, eo.Model, eo.Tokenizer, eo.Name = l.device, l.model, l.tok, "nano"
-	setBytes(&eo.PageBytes, 64<<20)
-	setBytes(&eo.SnapshotBytes, 64<<20)
-	setBytes(&eo.HostBytes, 64<<20)
-	e, err := engine.New(eo)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := e.Check(); err != nil {
-			t.Errorf("engine: %v", err)
-		}
-		e.Close()
-	})
+	e, url := startEngine(t, l, opts)
 	var lines lockedBuffer
 	if opts.logLevel == nil {
 		opts.logLevel = slog.LevelWarn
@@ -118,11 +105,13 @@ func start(t testing.TB, opts worldOptions) *world {
 			t.Logf("log of the server:\n%s", lines.String())
 		}
 	})
-	url := pgtest.New(t)
-	if opts.database != nil {
-		url = opts.database(url)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
 	}
-	m, err := sessions.Open(t.Context(), sessions.Options{DatabaseURL: url, Engine: e, Template: l.template, Log: logger, KeyFreshFor: opts.keyFresh})
+	base := "http://" + ln.Addr().String()
+	opts.server.Address = base
+	m, err := sessions.Open(t.Context(), sessions.Options{DatabaseURL: url, Engine: e, Template: l.template, Log: logger, KeyFreshFor: opts.keyFresh, Address: base})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,11 +123,6 @@ func start(t testing.TB, opts worldOptions) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	base := "http://" + ln.Addr().String()
 	if opts.listener != nil {
 		ln = opts.listener(ln)
 	}
@@ -170,6 +154,34 @@ func start(t testing.TB, opts worldOptions) *world {
 	}
 	t.Cleanup(w.stop)
 	return w
+}
+
+// startEngine makes an engine and a database, or takes another server's.
+func startEngine(t testing.TB, l *loadedNano, opts worldOptions) (*engine.Engine, string) {
+	t.Helper()
+	if opts.beside != nil {
+		return opts.beside.engine, opts.beside.url
+	}
+	eo := opts.engine
+	eo.Device, eo.Model, eo.Tokenizer, eo.Name = l.device, l.model, l.tok, "nano"
+	setBytes(&eo.PageBytes, 64<<20)
+	setBytes(&eo.SnapshotBytes, 64<<20)
+	setBytes(&eo.HostBytes, 64<<20)
+	e, err := engine.New(eo)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Check(); err != nil {
+			t.Errorf("engine: %v", err)
+		}
+		e.Close()
+	})
+	url := pgtest.New(t)
+	if opts.database != nil {
+		url = opts.database(url)
+	}
+	return e, url
 }
 
 // lockedBuffer collects what many goroutines log.

@@ -20,9 +20,9 @@ var routes = []string{
 	"GET /v1/sessions/{id}/ancestors", "GET /v1/sessions/{id}/common", "GET /v1/sessions/{id}/path",
 	"GET /v1/sessions/{id}/export", "POST /v1/sessions/import",
 	"POST /v1/sessions/{id}/turns", "GET /v1/sessions/{id}/turns", "GET /v1/sessions/{id}/turns/{turn}",
-	"POST /v1/sessions/{id}/cancel", "POST /v1/sessions/{id}/fork", "POST /v1/sessions/{id}/detach", "POST /v1/sessions/{id}/resume",
+	"POST /v1/sessions/{id}/cancel", "POST /v1/sessions/{id}/fork", "POST /v1/sessions/{id}/detach", "POST /v1/sessions/{id}/resume", "POST /v1/sessions/{id}/release",
 	"GET /v1/sessions/{id}/events", "GET /v1/sessions/{id}/tokens", "GET /v1/sessions/{id}/stream",
-	"GET /v1/watch", "GET /v1/stats", "GET /metrics", "GET /healthz", "GET /readyz", "GET /version",
+	"GET /v1/watch", "GET /v1/servers", "GET /v1/stats", "GET /metrics", "GET /healthz", "GET /readyz", "GET /version",
 }
 
 func TestEveryRouteIsServedAndDocumented(t *testing.T) {

@@ -130,7 +130,7 @@ func (s *Server) place(next http.Handler) http.Handler {
 				writeProblem(w, s.problem(errPeerAddress))
 				return
 			}
-			next.ServeHTTP(w, r)
+			next.ServeHTTP(w, mayAskOthers(r))
 			return
 		}
 		id := sessionOfPath(r.URL)
@@ -143,16 +143,22 @@ func (s *Server) place(next http.Handler) http.Handler {
 		case err != nil:
 			writeProblem(w, s.problem(err))
 		case p.Here():
-			if r.Method == http.MethodDelete { // which may have to ask others to let go
-				r = r.WithContext(withCredentials(r.Context(), r.Header))
-			}
-			next.ServeHTTP(w, r)
+			next.ServeHTTP(w, mayAskOthers(r))
 		case isSocket(r):
 			s.relayStream(w, r, p, next)
 		default:
 			s.proxy(w, r, p, next)
 		}
 	})
+}
+
+// mayAskOthers readies a request for a call that may have to ask other servers
+// to let go of sessions.
+func mayAskOthers(r *http.Request) *http.Request {
+	if r.Method != http.MethodDelete {
+		return r
+	}
+	return r.WithContext(withCredentials(r.Context(), r.Header))
 }
 
 func isRead(r *http.Request) bool { return r.Method == http.MethodGet || r.Method == http.MethodHead }
@@ -241,6 +247,10 @@ func (c *proxied) answer(w http.ResponseWriter, resp *http.Response) error {
 	for name := range resp.Header { // what both servers say is said once
 		own.Del(name)
 	}
+	if resp.StatusCode == http.StatusUpgradeRequired { // proxies take it for their own
+		resp.Header.Set("Upgrade", "websocket")
+		resp.Header.Set("Connection", "Upgrade")
+	}
 	if c.stream {
 		resp.Body = endingBody{resp.Body}
 	}
@@ -268,6 +278,7 @@ func (c *proxied) failed(w http.ResponseWriter, _ *http.Request, err error) {
 		}
 		c.end()
 		if here {
+			keepBody(c.r)
 			c.next.ServeHTTP(w, c.r)
 		}
 	}
@@ -334,6 +345,15 @@ func (b *notedBody) problem() *Problem {
 		return codeProblem(codeBodyTimeout, "request body read timeout", "body")
 	}
 	return codeProblem(codeMalformed, "the request body ended early", "body")
+}
+
+// keepBody takes passBody back: the body is decoded here after all.
+func keepBody(r *http.Request) {
+	if b, ok := r.Body.(*timedBody); ok {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.passed = false
+	}
 }
 
 // endingBody is an event stream that ends instead of failing: its reader

@@ -42,14 +42,6 @@ func newRelays(r *http.Request) *relays {
 	return &relays{header: r.Header, by: map[string]*websocket.Conn{}}
 }
 
-type credentialsKey struct{}
-
-// withCredentials keeps what a caller proved itself with, for calls that this
-// server makes in its name.
-func withCredentials(ctx context.Context, h http.Header) context.Context {
-	return context.WithValue(ctx, credentialsKey{}, h)
-}
-
 // peerHeader is what a server sends to another one in a caller's name.
 func (s *Server) peerHeader(from http.Header) http.Header {
 	h := http.Header{hopHeader: {s.manager.ID()}}

@@ -194,6 +194,7 @@ func (s *Server) routes() error {
 	s.registerLineage()
 	s.registerTurns()
 	s.registerSystem()
+	s.registerServers()
 	s.registerStreams(router)
 	s.registerBundles(router)
 	describeSchemas(s.api.OpenAPI())

@@ -153,7 +153,7 @@ func (s *Server) deleteSession(ctx context.Context, in *deleteInput) (*struct{},
 	var request any // as before there were subtrees: keys of then must still match
 	remove := s.manager.Delete
 	if in.Subtree {
-		request, remove = map[string]bool{"subtree": true}, s.manager.Prune
+		request, remove = map[string]bool{"subtree": true}, s.prune
 	}
 	c, err := call(ctx, in.IdempotencyKey, routeOf(http.MethodDelete, pathSession, in.ID), request, false)
 	if err == nil {

@@ -244,7 +244,7 @@ func TestStreamDrivesSessions(t *testing.T) {
 	}
 }
 
-func find(t *testing.T, frames []wireFrame, kind string) wireFrame {
+func find(t testing.TB, frames []wireFrame, kind string) wireFrame {
 	t.Helper()
 	for _, f := range frames {
 		if f.kind() == kind {

@@ -38,6 +38,7 @@ var onSessions = []struct{ route, query, body string }{
 	{"POST /v1/sessions/{id}/fork", "", `{"n":1}`},
 	{"POST /v1/sessions/{id}/detach", "", `{}`},
 	{"POST /v1/sessions/{id}/resume", "", ""},
+	{"POST /v1/sessions/{id}/release", "", `{"subtree":true,"cancel":true}`},
 	{"GET /v1/sessions/{id}/events", "", ""},
 	{"GET /v1/sessions/{id}/events", "?from=1", "SSE"},
 	{"GET /v1/sessions/{id}/tokens", "", ""},
@@ -57,9 +58,14 @@ const (
 // answered to the byte like a call on an id that was never given.
 func TestAnotherTenantsIDsDoNotExist(t *testing.T) {
 	w := start(t, worldOptions{server: Options{RequireKeys: true}})
-	_, alice := w.key("alice", false)
+	foreignIDs(t, w, w)
+}
+
+// foreignIDs has bob ask a server for what alice has at another one, or at the same.
+func foreignIDs(t *testing.T, hers, w *world) {
+	_, alice := hers.key("alice", false)
 	bob, bobs := w.key("bob", true) // nor does an admin key help
-	theirs := w.createBy(alice, "func main() {")
+	theirs := hers.createBy(alice, "func main() {")
 	turn, err := alice.RunTurn(w.ctx(), theirs.ID, greedy(2), client.CallOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -109,9 +115,13 @@ func TestAnotherTenantsIDsDoNotExist(t *testing.T) {
 // TestAnotherTenantsIDsInFrames is the same over a WebSocket.
 func TestAnotherTenantsIDsInFrames(t *testing.T) {
 	w := start(t, worldOptions{server: Options{RequireKeys: true}})
-	_, alice := w.key("alice", false)
+	foreignIDsInFrames(t, w, w)
+}
+
+func foreignIDsInFrames(t *testing.T, hers, w *world) {
+	_, alice := hers.key("alice", false)
 	bob, bobs := w.key("bob", false)
-	theirs, own := w.createBy(alice, "func main() {"), w.createBy(bobs, "package main")
+	theirs, own := hers.createBy(alice, "func main() {"), w.createBy(bobs, "package main")
 	p := w.dialWith(own.ID, "", &websocket.DialOptions{Subprotocols: []string{subprotocol, keyProtocol + bob.Secret}})
 	if got := p.conn.Subprotocol(); got != subprotocol {
 		t.Errorf("subprotocol %q: the key must not come back", got)

@@ -3,9 +3,7 @@ package server
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/coder/websocket"
@@ -15,14 +13,15 @@ import (
 
 // WatchFrame is what /v1/watch sends beside events: "watch.ready" once, when
 // nothing that happens from then on is missed, and "watch.lost" when the client
-// was too slow and should list the sessions anew.
+// was too slow, or another server of the ledger was away, and it should list
+// the sessions anew.
 type WatchFrame struct {
 	Type string `json:"type" enum:"watch.ready,watch.lost"`
-	Lost int64  `json:"lost,omitempty" doc:"events that were overwritten"`
+	Lost int64  `json:"lost,omitempty" doc:"events that were overwritten; absent when nobody knows"`
 }
 
-// serveWatch is GET /v1/watch: lifecycle events of many sessions, without the
-// deltas of their turns. Clients send nothing.
+// serveWatch is GET /v1/watch: lifecycle events of many sessions, of all
+// servers, without the deltas of their turns. Clients send nothing.
 func (s *Server) serveWatch(w http.ResponseWriter, r *http.Request) {
 	query := r.URL.Query()
 	err := refuseUnknown(query, "root", "turns")
@@ -31,7 +30,7 @@ func (s *Server) serveWatch(w http.ResponseWriter, r *http.Request) {
 		err = codeProblem(codeInvalid, "turns: expected boolean", "turns")
 	}
 	root := query.Get("root")
-	if err == nil && root != "" {
+	if err == nil && root != "" && !fromPeer(r) { // another server has looked already
 		var session sessions.Session
 		session, err = s.manager.Get(r.Context(), tenantOf(r.Context()), root)
 		root = session.RootID // any session of a tree names it
@@ -45,20 +44,22 @@ func (s *Server) serveWatch(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer end()
-	watch := s.manager.Watch(tenantOf(r.Context()), sessions.WatchOptions{Root: root, Turns: turns == "true"})
+	opts := sessions.WatchOptions{Root: root, Turns: turns == "true"}
+	watch := s.manager.Watch(tenantOf(r.Context()), opts)
 	conn, err := s.accept(w, r)
 	if err != nil {
 		return
 	}
 	s.metrics.sockets.Inc()
 	defer s.metrics.sockets.Dec()
-	s.runWatch(conn, watch, callerOf(r.Context()))
+	s.runWatch(newWatcher(s, conn, watch, newRelays(r), opts), callerOf(r.Context()))
 }
 
-// runWatch has three goroutines: this one waits for events and writes them,
-// one pings, one reads the peer's close and pongs; anything else that comes is
-// closed with 1008.
-func (s *Server) runWatch(conn *wsConn, watch *sessions.Watch, who sessions.Identity) {
+// runWatch writes what the watcher's goroutines have to tell. One more pings,
+// one reads the peer's close and pongs; anything else that comes is closed with
+// 1008.
+func (s *Server) runWatch(w *watcher, who sessions.Identity) {
+	conn := w.conn
 	gone, left := context.WithCancelCause(context.Background())
 	ctx, cancel := context.WithCancel(gone)
 	defer cancel()
@@ -66,12 +67,11 @@ func (s *Server) runWatch(conn *wsConn, watch *sessions.Watch, who sessions.Iden
 	defer release()
 	defer context.AfterFunc(held, cancel)()
 	defer context.AfterFunc(s.closing, cancel)()
-	var others sync.WaitGroup
-	others.Go(func() {
+	w.all.Go(func() {
 		defer cancel()
 		s.pingWatch(ctx, conn)
 	})
-	others.Go(func() { // its reads end with the connection
+	w.all.Go(func() { // its reads end with the connection
 		frames := s.newFrameReader(conn, who.Tenant)
 		defer frames.close()
 		_, _, err := frames.next()
@@ -80,7 +80,7 @@ func (s *Server) runWatch(conn *wsConn, watch *sessions.Watch, who sessions.Iden
 		}
 		left(err)
 	})
-	err := s.writeWatch(ctx, conn, watch)
+	err := w.write(ctx)
 	switch {
 	case s.closing.Err() != nil:
 		s.closeSocket(conn, errDrain)
@@ -94,7 +94,7 @@ func (s *Server) runWatch(conn *wsConn, watch *sessions.Watch, who sessions.Iden
 	}
 	cancel()
 	_ = conn.CloseNow()
-	others.Wait()
+	w.all.Wait()
 }
 
 // errTalks ends a watch whose client sends something.
@@ -114,37 +114,6 @@ func (s *Server) pingWatch(ctx context.Context, conn *wsConn) {
 		cancel()
 		if err != nil {
 			return
-		}
-	}
-}
-
-func (s *Server) writeWatch(ctx context.Context, conn *wsConn, watch *sessions.Watch) error {
-	put := func(v any) error {
-		data, err := compact(v)
-		if err != nil {
-			return fmt.Errorf("encode frame: %w", err)
-		}
-		limited, cancel := context.WithTimeout(context.Background(), s.opts.WriteTimeout)
-		defer cancel()
-		return conn.Write(limited, websocket.MessageText, data)
-	}
-	if err := put(WatchFrame{Type: "watch.ready"}); err != nil {
-		return err
-	}
-	for {
-		events, lost, err := watch.Next(ctx)
-		if err != nil {
-			return err
-		}
-		if lost > 0 {
-			if err := put(WatchFrame{Type: "watch.lost", Lost: lost}); err != nil {
-				return err
-			}
-		}
-		for i := range events {
-			if err := put(&events[i]); err != nil {
-				return err
-			}
 		}
 	}
 }

@@ -30,6 +30,7 @@ type commands struct {
 
 	Serve      serveCmd      `cmd:"" help:"Serve sessions over HTTP; without flags on the nano model and a private Postgres."`
 	Session    sessionCmd    `cmd:"" help:"Work with the sessions of a server."`
+	Servers    serversCmd    `cmd:"" help:"List the servers that share a ledger."`
 	Key        keyCmd        `cmd:"" help:"Make, list and revoke API keys."`
 	Generate   generateCmd   `cmd:"" help:"Generate text once, without a server."`
 	Bench      benchCmd      `cmd:"" help:"Measure forks, decoding and the distance to the machine's roofs."`

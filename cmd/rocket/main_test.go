@@ -172,7 +172,7 @@ func TestHelp(t *testing.T) {
 func TestWrongUse(t *testing.T) {
 	for _, args := range [][]string{
 		{"launch"}, {"--verbose"}, {"serve", "--class", "int3"}, {"serve", "--page-bytes", "much"}, {"serve", "--page-bytes", "-5"}, {"serve", "--log-format", "xml"},
-		{"serve", "--threads", "x"}, {"serve", "--events-retention=-1h"}, {"--json", "session", "export", "id"}, {"serve", "--auth", "maybe"}, {"serve", "--listen", "0.0.0.0:0", "--auth", "off"}, {"serve", "--tls-cert", "x"}, {"key"}, {"key", "revoke"}, {"session"}, {"session", "show"}, {"session", "fork", "id", "--at", "x"}, {"session", "ls", "--server", "nowhere"},
+		{"serve", "--threads", "x"}, {"serve", "--events-retention=-1h"}, {"--json", "session", "export", "id"}, {"serve", "--auth", "maybe"}, {"serve", "--advertise", "10.0.0.1:8080"}, {"serve", "--advertise", "http://0.0.0.0:8080"}, {"serve", "--advertise", "http://a/b"}, {"serve", "--listen", "0.0.0.0:0", "--auth", "off"}, {"serve", "--tls-cert", "x"}, {"key"}, {"key", "revoke"}, {"session"}, {"session", "show"}, {"session", "fork", "id", "--at", "x"}, {"session", "ls", "--server", "nowhere"},
 		{"session", "turn", "id", "--chat"}, {"generate"}, {"generate", "--prompt", "x", "--max-tokens", "0"}, {"generate", "--prompt", "x", "--max-tokens", "-1"},
 		{"generate", "--prompt", "x", "--temperature=-1"}, {"generate", "--prompt", "x", "--top-p", "2"}, {"generate", "--prompt", ""}, {"generate", "--prompt", "x", "--threads", "-1"},
 	} {
@@ -211,6 +211,8 @@ func TestFailures(t *testing.T) {
 		{"port in use", []string{"serve", "--listen", taken.Addr().String()}, "is in use"},
 		{"no certificate", []string{"serve", "--tls-cert", "/nowhere/cert", "--tls-key", file}, "/nowhere/cert"},
 		{"a certificate that is none", []string{"serve", "--tls-cert", file, "--tls-key", file}, file},
+		{"no certificate of peers", []string{"serve", "--peer-ca", "/nowhere/ca"}, "/nowhere/ca"},
+		{"certificates of peers that are none", []string{"serve", "--peer-ca", file}, file},
 		{"no port", []string{"serve", "--listen", "127.0.0.1"}, "127.0.0.1"},
 		{"no such model", []string{"generate", "--model", "/no/such/model", "--prompt", "x"}, "/no/such/model"},
 		{"model that is a file", []string{"generate", "--model", file, "--prompt", "x"}, file},

@@ -29,6 +29,8 @@ type serveCmd struct {
 	Auth            string        `help:"Whether calls need an API key: required, off, or auto: required if a key was ever made (rocket key create) or --listen is not loopback." enum:"auto,required,off" default:"auto" env:"ROCKET_AUTH"`
 	TLSCert         string        `name:"tls-cert" help:"Certificate chain (PEM) to serve HTTPS with; read again when it changes." env:"ROCKET_TLS_CERT" placeholder:"FILE"`
 	TLSKey          string        `name:"tls-key" help:"Its private key (PEM)." env:"ROCKET_TLS_KEY" placeholder:"FILE"`
+	Advertise       string        `help:"Base URL by which other servers on the same --database-url reach this one, as http://10.0.0.5:8080; default the listen address, unless that is 0.0.0.0 or [::]." env:"ROCKET_ADVERTISE" placeholder:"URL"`
+	PeerCA          string        `name:"peer-ca" help:"Certificates (PEM) to trust, beside the system's, when calling those servers over HTTPS." env:"ROCKET_PEER_CA" placeholder:"FILE"`
 	AllowHost       []string      `help:"Host name under which clients reach the server, beside localhost. With keys and none named, any." env:"ROCKET_ALLOW_HOST" placeholder:"HOST"`
 	DataDir         string        `help:"Where the private Postgres and the disk tier keep their files." env:"ROCKET_DATA_DIR" placeholder:"DIR"`
 	DiskDir         string        `help:"Folder of the disk tier; default tier in the data folder. What another model or class left in it is removed." env:"ROCKET_DISK_DIR" placeholder:"DIR"`
@@ -50,7 +52,14 @@ func (s serveCmd) Run(c *console) (err error) {
 	if _, _, err := modelDir(s.Model); err != nil {
 		return err
 	}
+	if err := s.checkAdvertise(); err != nil {
+		return err
+	}
 	certificate, err := s.checkAccess(log)
+	if err != nil {
+		return err
+	}
+	roots, err := s.peerRoots()
 	if err != nil {
 		return err
 	}
@@ -77,7 +86,8 @@ func (s serveCmd) Run(c *console) (err error) {
 	}
 	defer l.close()
 	defer s.save(c, l, log)
-	manager, err := sessions.Open(c.ctx, sessions.Options{DatabaseURL: url, Engine: l.engine, Template: l.template, Log: log, EventsRetention: s.EventsRetention})
+	address := s.advertised(ln.Addr())
+	manager, err := sessions.Open(c.ctx, sessions.Options{DatabaseURL: url, Engine: l.engine, Template: l.template, Log: log, Address: address, EventsRetention: s.EventsRetention})
 	if err != nil {
 		return err
 	}
@@ -88,13 +98,16 @@ func (s serveCmd) Run(c *console) (err error) {
 			err = errors.Join(err, fmt.Errorf("give sessions back to the ledger: %w", stopErr))
 		}
 	}()
+	if err := noticePeers(c.ctx, manager, address, log); err != nil {
+		return err
+	}
 	keys, err := s.needKeys(c.ctx, manager.Keys(), log)
 	if err != nil {
 		return err
 	}
 	srv, err := server.New(server.Options{
 		Sessions: manager, Log: log, Version: buildVersion(), Web: web.Handler(),
-		AllowedHosts: s.AllowHost, RequireKeys: keys, TLS: certificate, DrainTimeout: s.DrainTimeout,
+		Address: address, PeerCA: roots, AllowedHosts: s.AllowHost, RequireKeys: keys, TLS: certificate, DrainTimeout: s.DrainTimeout,
 	})
 	if err != nil {
 		return err

@@ -41,6 +41,7 @@ type sessionCmd struct {
 	Detach    sessionDetach    `cmd:"" help:"Move a session's bytes off the device."`
 	Resume    sessionResume    `cmd:"" help:"Bring a session back."`
 	Attach    sessionAttach    `cmd:"" help:"Follow a session's tokens live."`
+	Release   sessionRelease   `cmd:"" help:"Have a session's server give it up, so that the one that is called next has it."`
 	Close     sessionClose     `cmd:"" help:"Make a session read-only."`
 	Rm        sessionRm        `cmd:"" help:"Delete sessions."`
 	Export    sessionExport    `cmd:"" help:"Write a session and its forks to a file that another server can load."`

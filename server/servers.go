@@ -1,0 +1,128 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"rocket/sessions"
+)
+
+const (
+	pathRelease = "/v1/sessions/{id}/release"
+	pathServers = "/v1/servers"
+
+	// pruneRounds is how often other servers are asked to let go of a subtree
+	// that is to be deleted; it may grow there meanwhile. Then 503.
+	pruneRounds = 4
+	prunePause  = 100 * time.Millisecond // before each but the first, doubled
+)
+
+type credentialsKey struct{}
+
+// withCredentials keeps what a caller proved itself with, for calls that this
+// server makes in its name.
+func withCredentials(ctx context.Context, h http.Header) context.Context {
+	return context.WithValue(ctx, credentialsKey{}, h)
+}
+
+// ServerList is the servers of the ledger, oldest first.
+type ServerList struct {
+	Data []sessions.Server `json:"data"`
+}
+
+type releaseInput struct {
+	SessionInput
+	Body *sessions.ReleaseRequest
+}
+
+func (s *Server) registerServers() {
+	register(s, huma.Operation{OperationID: "list-servers", Method: http.MethodGet, Path: pathServers, Tags: []string{tagSystem},
+		Summary: "List the servers of the ledger", Description: "Each has a lease and sessions of its own; calls may come to any of them."}, s.listServers)
+	register(s, huma.Operation{OperationID: "release-session", Method: http.MethodPost, Path: pathRelease, Tags: []string{tagSessions},
+		Summary: "Have a session's server give it up", Description: "The server that is called next with the session has it from then on. What is cached of it stays where it is, as a cache. " +
+			"409 turn_in_progress while a turn is open, unless cancel is set. What is nobody's already is no error."}, s.releaseSession)
+}
+
+func (s *Server) listServers(ctx context.Context, _ *struct{}) (*body[ServerList], error) {
+	list, err := s.manager.Servers(ctx)
+	return answer(s, ServerList{Data: list}, err)
+}
+
+func (s *Server) releaseSession(ctx context.Context, in *releaseInput) (*body[sessions.ReleaseResult], error) {
+	got, err := s.manager.Release(ctx, tenantOf(ctx), in.ID, valueOf(in.Body))
+	return answer(s, got, err)
+}
+
+// prune deletes a subtree, of which other servers may have sessions: those
+// give them up first.
+func (s *Server) prune(ctx context.Context, c sessions.Call, id string) error {
+	for round := 0; ; round++ {
+		err := s.manager.Prune(ctx, c, id)
+		if !errors.Is(err, sessions.ErrForeign) || round == pruneRounds {
+			return err
+		}
+		if round > 0 {
+			select {
+			case <-time.After(prunePause << round):
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		owners, err := s.manager.SubtreeOwners(ctx, c.Tenant, id)
+		if err != nil {
+			return err
+		}
+		asked := map[string]bool{}
+		for _, o := range owners {
+			if asked[o.Server] {
+				continue
+			}
+			asked[o.Server] = true
+			if err := s.askRelease(ctx, o.Place, id); err != nil { // the next Prune says whether it matters
+				s.log.Debug("another server did not release a subtree", "server", o.Server, "address", o.Address, "err", err)
+			}
+		}
+	}
+}
+
+// askRelease has another server give up what it has of a subtree, in the
+// name of the caller that ctx is of.
+func (s *Server) askRelease(ctx context.Context, p sessions.Place, id string) error {
+	base, err := peerURL(p.Address)
+	if err != nil {
+		return err
+	}
+	limited, cancel := context.WithTimeoutCause(ctx, s.opts.CallTimeout, errPeerGone)
+	defer cancel()
+	defer context.AfterFunc(p.Alive, cancel)()
+	base.Path = strings.Replace(pathRelease, "{id}", id, 1)
+	req, err := http.NewRequestWithContext(limited, http.MethodPost, base.String(), bytes.NewReader([]byte(`{"subtree":true,"cancel":true}`)))
+	if err != nil {
+		return fmt.Errorf("release: %w", err)
+	}
+	from, _ := ctx.Value(credentialsKey{}).(http.Header)
+	req.Header = s.peerHeader(from)
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := s.peers.transport.RoundTrip(req)
+	if notTaken(err) {
+		_, err = s.unreachable(ctx, p, false)
+		return err
+	}
+	if err != nil {
+		return fmt.Errorf("release: %w", err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, refusalMax))
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = &refusal{resp.StatusCode, resp.Header, text}
+	}
+	return err
+}
