@@ -83,6 +83,9 @@ func (m *Manager) checkSession(ctx context.Context, x *row) error {
 		end = t.from
 		if !t.inherited {
 			own++
+			if !t.state.Final() {
+				return fmt.Errorf("%s is %s, its session is %s", turnID(t.id), t.state, x.state)
+			}
 		}
 	}
 	if own != x.turnCount {

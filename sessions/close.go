@@ -52,12 +52,12 @@ func (m *Manager) closeSession(ctx context.Context, tenant, id string, save save
 				return save(w, out)
 			},
 			apply: func() { s.appendLocked(events) },
+			after: func() {
+				s.dropSeq()
+				m.forgetIdle(s)
+			},
 		})
 	})
-	if err == nil {
-		s.dropSeq()
-		m.forgetIdle(s)
-	}
 	return out, err
 }
 
@@ -112,7 +112,7 @@ func (m *Manager) deleteSession(ctx context.Context, tenant, id string, save sav
 		return err
 	}
 	var at time.Time
-	err = s.still(ctx, func(o *operation) error {
+	return s.still(ctx, func(o *operation) error {
 		return o.commit(ctx, effect{
 			tree: true,
 			write: func(ctx context.Context, w *work, x *row) error {
@@ -128,18 +128,22 @@ func (m *Manager) deleteSession(ctx context.Context, tenant, id string, save sav
 				s.deleted = true
 				s.wakeLocked()
 			},
+			after: func() { m.deleted(s, at) },
 		})
 	})
-	if err != nil {
-		return err
-	}
+}
+
+// deleted is what a committed deletion means for this server.
+func (m *Manager) deleted(s *session, at time.Time) {
 	m.forget(s)
 	s.dropSeq()
 	m.mu.Lock()
-	delete(m.tenants, tenant) // count anew
+	delete(m.tenants, s.key.tenant) // count anew
 	m.mu.Unlock()
-	m.hub.publish(tenant, sessionID(s.row.root), Event{Type: EventSessionDeleted, SessionID: sessionID(s.key.id), Epoch: s.row.epoch, Time: at})
-	return nil
+	s.mu.Lock()
+	root, epoch := s.row.root, s.row.epoch
+	s.mu.Unlock()
+	m.hub.publish(s.key.tenant, sessionID(root), Event{Type: EventSessionDeleted, SessionID: sessionID(s.key.id), Epoch: epoch, Time: at})
 }
 
 // deleteRow marks a session deleted, purges what nobody inherits, and does the

@@ -134,7 +134,7 @@ func (m *Manager) Patch(ctx context.Context, call Call, id string, req PatchRequ
 	return once(ctx, m, call, func(save save) (Session, error) {
 		var out Session
 		err := m.operate(ctx, call.Tenant, id, func(o *operation) error {
-			err := o.commit(ctx, effect{write: func(ctx context.Context, w *work, x *row) error {
+			return o.commit(ctx, effect{write: func(ctx context.Context, w *work, x *row) error {
 				if req.Title != nil {
 					x.title = *req.Title
 				}
@@ -155,11 +155,11 @@ func (m *Manager) Patch(ctx context.Context, call Call, id string, req PatchRequ
 				out = o.viewLocked(x)
 				o.mu.Unlock()
 				return save(w, out)
+			}, after: func() {
+				if req.Pin != nil {
+					o.pin(*req.Pin)
+				}
 			}})
-			if err == nil && req.Pin != nil {
-				o.pin(*req.Pin)
-			}
-			return err
 		})
 		return out, err
 	})

@@ -77,10 +77,8 @@ func (o *operation) detach(ctx context.Context, to engine.Tier, save save) (Sess
 			return save(w, out)
 		},
 		apply: func() { s.appendLocked(events) },
+		after: func() { s.m.forgetIdle(s) },
 	})
-	if err == nil {
-		s.m.forgetIdle(s)
-	}
 	return out, err
 }
 

@@ -40,27 +40,45 @@ func once[T any](ctx context.Context, m *Manager, call Call, fn func(save) (T, e
 		return zero, err
 	}
 	defer leave()
-	for try := 0; ; try++ {
-		answer, err := storedAnswer(ctx, m, call)
-		if err != nil {
-			return zero, err
-		}
-		if answer != nil {
-			var out T
-			if err := json.Unmarshal(answer, &out); err != nil {
-				return zero, fmt.Errorf("read stored answer: %w", err)
-			}
-			return out, nil
-		}
-		out, err := fn(func(w *work, answer any) error { return insertAnswer(w, call, answer) })
-		if !isUniqueViolation(err, "idempotency_pkey") {
-			return out, err
-		}
-		if try > 0 {
-			return zero, fail(CodeIdempotencyRunning, "a call with this idempotency key is running")
-		}
-		// another server was faster, or an earlier call whose commit got no answer: theirs is stored now
+	out, found, err := stored[T](ctx, m, call)
+	if found || err != nil {
+		return out, err
 	}
+	out, refused := fn(func(w *work, answer any) error { return insertAnswer(w, call, answer) })
+	if !refusedForItself(refused) {
+		return out, refused
+	}
+	// another server was faster, or an earlier call whose commit got no answer: theirs may be stored by now
+	if out, found, err := stored[T](ctx, m, call); found || err != nil {
+		return out, err
+	}
+	if isUniqueViolation(refused, "idempotency_pkey") {
+		refused = fail(CodeIdempotencyRunning, "a call with this idempotency key is running")
+	}
+	return zero, refused
+}
+
+// stored gives the answer of the same call made before, if there is one.
+func stored[T any](ctx context.Context, m *Manager, call Call) (out T, found bool, err error) {
+	answer, err := storedAnswer(ctx, m, call)
+	if answer == nil || err != nil {
+		return out, false, err
+	}
+	if err := json.Unmarshal(answer, &out); err != nil {
+		return out, false, fmt.Errorf("read stored answer: %w", err)
+	}
+	return out, true, nil
+}
+
+// refusedForItself tells whether a call may be refused because of what the same
+// call, made before, has done since it was looked for: stored its answer,
+// started the turn, deleted the session, changed what it was about.
+func refusedForItself(err error) bool {
+	switch ErrorCode(err) {
+	case CodeNotFound, CodeTurnInProgress, CodeSessionClosed, CodeOverloaded:
+		return true
+	}
+	return isUniqueViolation(err, "idempotency_pkey")
 }
 
 // enterCall keeps two calls with one key from running at once.

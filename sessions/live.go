@@ -61,17 +61,18 @@ type session struct {
 	alock gate // the right to append to the log and the line: the turn goroutine's, an operation's during its transaction
 
 	mu       sync.Mutex
-	row      row         // guarded by mu; as committed, but see log.next and line
-	gone     bool        // guarded by mu; no longer in the live map: look again
-	deleted  bool        // guarded by mu
-	line     []int32     // guarded by mu; nil until loadLine; with uncommitted tokens
-	hasLine  bool        // guarded by mu
-	seq      *engine.Seq // guarded by mu; nil: nothing on the device
-	turn     *turn       // guarded by mu; the open one
-	log      window      // guarded by mu
-	readers  int         // guarded by mu; Tails
-	waiting  []*Tail     // guarded by mu; those that have all there is
-	lastUsed time.Time   // guarded by mu
+	row      row           // guarded by mu; as committed, but see log.next and line
+	gone     bool          // guarded by mu; no longer in the live map: look again
+	deleted  bool          // guarded by mu
+	line     []int32       // guarded by mu; nil until loadLine; with uncommitted tokens
+	hasLine  bool          // guarded by mu
+	seq      *engine.Seq   // guarded by mu; nil: nothing on the device
+	turn     *turn         // guarded by mu; the open one
+	log      window        // guarded by mu
+	readers  int           // guarded by mu; Tails
+	waiting  []*Tail       // guarded by mu; those that have all there is
+	lastUsed time.Time     // guarded by mu
+	unknown  chan struct{} // guarded by mu; closed when it is known whether the last commit happened; nil: it is
 
 	relist bool // guarded by mu; the writer met a held wlock
 
@@ -207,6 +208,10 @@ func (m *Manager) holdID(ctx context.Context, tenant string, id uuid.UUID) (*ses
 		if err := s.ops.lock(ctx); err != nil {
 			return nil, err
 		}
+		if err := s.known(ctx); err != nil {
+			s.ops.unlock()
+			return nil, err
+		}
 		s.mu.Lock()
 		gone, foreign := s.gone, s.foreignLocked()
 		s.lastUsed = time.Now()
@@ -219,6 +224,25 @@ func (m *Manager) holdID(ctx context.Context, tenant string, id uuid.UUID) (*ses
 			return s, nil
 		}
 		s.ops.unlock()
+	}
+}
+
+// known waits until it is known whether the last commit happened: before that
+// nobody can tell whether a turn is open, or the session there.
+func (s *session) known(ctx context.Context) error {
+	s.mu.Lock()
+	unknown := s.unknown
+	s.mu.Unlock()
+	if unknown == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, opTimeout)
+	defer cancel()
+	select {
+	case <-unknown:
+		return nil
+	case <-ctx.Done():
+		return ledgerError("wait for the ledger", ctx.Err())
 	}
 }
 

@@ -73,6 +73,7 @@ type effect struct {
 	children int    // how many children write inserts
 	tree     bool   // write changes other sessions of the tree
 	apply    func() // after the commit, with mu held; the row is x by then
+	after    func() // then, with mu free
 	abort    func() // when it did not happen
 }
 
@@ -117,13 +118,21 @@ func (o *operation) commit(ctx context.Context, e effect) error {
 		return nil
 	})
 	if unknown {
+		known := make(chan struct{})
+		s.mu.Lock()
+		s.unknown = known
+		s.mu.Unlock()
 		s.m.wg.Go(func() {
 			defer s.release()
-			if s.settle(x.rev) {
+			if s.settle(x.epoch, x.rev) {
 				s.apply(&x, f, e)
 			} else if e.abort != nil {
 				e.abort()
 			}
+			s.mu.Lock()
+			s.unknown = nil
+			s.mu.Unlock()
+			close(known)
 		})
 		return ledgerError("commit", err)
 	}
@@ -141,7 +150,6 @@ func (o *operation) commit(ctx context.Context, e effect) error {
 
 func (s *session) apply(x *row, f *flush, e effect) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	if f != nil {
 		s.flushedLocked(f)
 	}
@@ -151,6 +159,10 @@ func (s *session) apply(x *row, f *flush, e effect) {
 	}
 	s.log.commit(x.lastSeq)
 	s.visibleLocked()
+	s.mu.Unlock()
+	if e.after != nil {
+		e.after()
+	}
 }
 
 // refused maps the errors of a transaction that has not happened. A row that
@@ -189,17 +201,18 @@ func (s *session) fence() {
 }
 
 // settle asks the ledger, until it answers, whether the write that made rev
-// happened. That write's transaction holds the row for as long as its backend
+// happened. It says no if another epoch has begun, whoever wrote before that:
+// the session is another server's. The write's transaction holds the row for as long as its backend
 // has not noticed that nobody listens any more: the lock waits for its outcome.
-func (s *session) settle(rev int64) bool {
+func (s *session) settle(epoch, rev int64) bool {
 	for delay := writerRetryMin; ; delay = min(2*delay, writerRetryMax) {
-		var got int64
+		var now, got int64
 		ctx, cancel := context.WithTimeout(context.Background(), opTimeout)
-		err := s.m.pool.QueryRow(ctx, "SELECT rev FROM sessions WHERE tenant_id = $1 AND id = $2 FOR SHARE", s.key.tenant, s.key.id).Scan(&got)
+		err := s.m.pool.QueryRow(ctx, "SELECT epoch, rev FROM sessions WHERE tenant_id = $1 AND id = $2 FOR SHARE", s.key.tenant, s.key.id).Scan(&now, &got)
 		cancel()
 		switch {
 		case err == nil:
-			return got >= rev
+			return now == epoch && got >= rev
 		case errors.Is(err, pgx.ErrNoRows): // a deletion that happened
 			return true
 		case !isUnavailable(err):

@@ -209,7 +209,7 @@ func (p *pruning) commit(ctx context.Context, save save) (err error, handed bool
 		p.m.wg.Go(func() {
 			defer p.release()
 			top := p.m.newSession(liveKey{p.tenant, p.id}) // to ask the ledger by
-			if top.settle(p.rows[p.id].rev + 1) {
+			if top.settle(p.rows[p.id].epoch, p.rows[p.id].rev+1) {
 				p.apply()
 			}
 		})

@@ -311,6 +311,9 @@ func (m *Manager) WaitTurn(ctx context.Context, tenant, id, turn string) (Turn, 
 		return Turn{}, err
 	}
 	s, err := m.acquire(ctx, tenant, u)
+	if err == nil {
+		err = s.known(ctx)
+	}
 	if err != nil {
 		return Turn{}, err
 	}

@@ -47,8 +47,8 @@ type pair struct {
 
 // rule is a fault of one message to the server.
 type rule struct {
-	text  []byte // the next one with this text; nil: by number
-	count int    // messages until then, from 1
+	text  []byte // only those with this text count; nil: all
+	count int    // messages until then, from 1; 0 as well: the next
 	do    fault
 	wait  chan struct{} // holdMessage: until it may pass
 	hit   chan struct{} // closed when it has happened
@@ -191,10 +191,10 @@ func (p *Proxy) SwallowAt(n int) (hit <-chan struct{}) {
 	return p.set(&rule{count: n, do: swallow})
 }
 
-// Hold loses the client's connection at the next message with this text, and
+// Hold loses the client's connection at the n-th message with this text, and
 // delivers the message when pass is called.
-func (p *Proxy) Hold(text string) (hit <-chan struct{}, pass func()) {
-	r := &rule{text: []byte(text), do: holdMessage, wait: make(chan struct{})}
+func (p *Proxy) Hold(n int, text string) (hit <-chan struct{}, pass func()) {
+	r := &rule{text: []byte(text), count: n, do: holdMessage, wait: make(chan struct{})}
 	return p.set(r), sync.OnceFunc(func() { close(r.wait) })
 }
 
@@ -289,7 +289,7 @@ func (p *Proxy) request(x *pair, data []byte) bool {
 		switch {
 		case r.text != nil && !bytes.Contains(data, r.text):
 			r = nil
-		case r.text == nil && r.count > 1:
+		case r.count > 1:
 			r.count--
 			r = nil
 		default:
@@ -309,14 +309,18 @@ func (p *Proxy) request(x *pair, data []byte) bool {
 			x.swallow = true
 			p.mu.Unlock()
 		case loseAnswer:
-			return p.deliver(x, data) // the client waits: it would cancel what it cannot hear of
+			p.mu.Lock()
+			x.mute = true // and the client waits until then: it would cancel what it cannot hear of
+			p.mu.Unlock()
 		case holdMessage:
 			p.mu.Lock()
 			p.holding++
 			p.mu.Unlock()
 			x.client.Close()
 			<-r.wait
-			p.deliver(x, data)
+			if _, err := x.server.Write(data); err == nil {
+				<-x.answered
+			}
 			p.mu.Lock()
 			p.holding--
 			p.mu.Unlock()
@@ -324,17 +328,6 @@ func (p *Proxy) request(x *pair, data []byte) bool {
 		}
 	}
 	return p.carry(x, x.server, data)
-}
-
-// deliver gives the server a message whose answer the client does not get.
-func (p *Proxy) deliver(x *pair, data []byte) bool {
-	p.mu.Lock()
-	x.mute = true
-	p.mu.Unlock()
-	if _, err := x.server.Write(data); err == nil {
-		<-x.answered
-	}
-	return false
 }
 
 // cancels tells whether data is the request to cancel another connection's
