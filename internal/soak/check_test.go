@@ -109,7 +109,7 @@ func TestCheckSeesWhatIsWrong(t *testing.T) {
 		{"interruption says more", func(h *history) { h.got.events[8].LastSeq = new(int64(9)) }, lost, "as the last one before it"},
 		{"reader saw what is not there", func(h *history) {
 			h.r.events[3].Type = "turn.cancelled"
-		}, lost, "a reader: saw"},
+		}, lost, "a reader over WebSockets, from {From:0 Epoch:0}: saw"},
 		{"reader got it twice", func(h *history) { h.r.events = slices.Insert(h.r.events, 4, h.r.events[3]) }, duplicated, "got turn.completed again"},
 		{"reader got too little", func(h *history) { h.r.events = slices.Delete(h.r.events, 2, 3) }, lost, "did not get 3 to 3"},
 		{"reader saw beyond the log", func(h *history) {

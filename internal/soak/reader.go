@@ -14,6 +14,7 @@ import (
 type reader struct {
 	s      *session
 	from   client.Position // where it began
+	sse    bool            // or else over a WebSocket
 	cancel context.CancelFunc
 	done   chan struct{}
 
@@ -24,27 +25,34 @@ type reader struct {
 	change chan struct{}  // guarded by mu; closed at the next event
 }
 
-// follow starts a reader of s at from. sse says over what.
+// follow starts a reader of s at from.
 func (a *agent) follow(ctx context.Context, s *session, from client.Position) {
-	r := &reader{s: s, from: from, done: make(chan struct{}), change: make(chan struct{})}
+	r := &reader{s: s, from: from, sse: a.r.IntN(2) == 0, done: make(chan struct{}), change: make(chan struct{})}
 	ctx, r.cancel = context.WithCancel(ctx)
 	s.readers = append(s.readers, r)
-	sse, first, run := a.r.IntN(2) == 0, a.r.IntN(len(a.run.servers)), a.run
+	first, run := a.r.IntN(len(a.run.servers)), a.run
 	go func() {
 		defer close(r.done)
-		r.live(ctx, run, sse, first)
+		r.live(ctx, run, first)
 	}()
 }
 
+func (r *reader) String() string {
+	if r.sse {
+		return fmt.Sprintf("over server-sent events, from %+v", r.from)
+	}
+	return fmt.Sprintf("over WebSockets, from %+v", r.from)
+}
+
 // live reads until ctx ends or the session is unknown.
-func (r *reader) live(ctx context.Context, run *run, sse bool, server int) {
+func (r *reader) live(ctx context.Context, run *run, server int) {
 	at := r.from
 	for ; ; server++ {
 		s, err := run.pick(ctx, server%len(run.servers))
 		if err != nil {
 			return
 		}
-		for e, err := range s.api.Follow(ctx, r.s.id, at, client.FollowOptions{SSE: sse, Retries: 1}) {
+		for e, err := range s.api.Follow(ctx, r.s.id, at, client.FollowOptions{SSE: r.sse, Retries: 1}) {
 			if ctx.Err() != nil {
 				return
 			}
@@ -108,7 +116,7 @@ func (r *reader) catchUp(ctx context.Context, log []client.Event) error {
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			return &fault{fmt.Sprintf("a reader of %s from %+v has %d events after %v, the log ends at %d", r.s.id, r.from, n, answerTime, last.Seq), limited.Err()}
+			return &fault{fmt.Sprintf("a reader of %s (%s) has %d events after %v, the log ends at %d", r.s.id, r, n, answerTime, last.Seq), limited.Err()}
 		}
 	}
 }
@@ -121,7 +129,7 @@ func (r *reader) check(got *seen) (found []finding) {
 	events, times, err := slices.Clone(r.events), slices.Clone(r.times), r.err
 	r.mu.Unlock()
 	add := func(k kind, e client.Event, known time.Time, format string, args ...any) {
-		found = append(found, finding{kind: k, session: r.s.id, turn: e.TurnID, seq: e.Seq, known: known, what: "a reader: " + fmt.Sprintf(format, args...)})
+		found = append(found, finding{kind: k, session: r.s.id, turn: e.TurnID, seq: e.Seq, known: known, what: "a reader " + r.String() + ": " + fmt.Sprintf(format, args...)})
 	}
 	if err != nil {
 		add(lost, client.Event{}, time.Time{}, "was told %q", err)
