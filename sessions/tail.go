@@ -25,16 +25,16 @@ func (l *Log) Tail(from int64, wake func()) *Tail {
 	return &Tail{log: l, next: max(from, 1), wake: wake, spot: -1}
 }
 
-// Next returns up to max events and moves on behind them, and the seq of the
+// Next returns up to most events and moves on behind them, and the seq of the
 // newest event there is. The events are shared: nobody may change them.
 //
 // If it returns all there is, wake is called once when there is more or when
 // Next has an error to tell: CodeNotFound after the session was deleted,
 // CodeMoved and CodeGone as Log says. What has to come from the ledger may take
 // as long as limit.
-func (t *Tail) Next(ctx context.Context, limit time.Duration, max int) (events []Event, last int64, err error) {
-	if max <= 0 || max > ReadMax {
-		max = ReadMax
+func (t *Tail) Next(ctx context.Context, limit time.Duration, most int) (events []Event, last int64, err error) {
+	if most <= 0 || most > ReadMax {
+		most = ReadMax
 	}
 	s, err := t.enter(ctx, limit)
 	if err != nil {
@@ -43,18 +43,29 @@ func (t *Tail) Next(ctx context.Context, limit time.Duration, max int) (events [
 	w := &s.log
 	last = w.visible
 	if t.next < w.first && t.next <= last {
-		to := min(w.first-1, t.next+int64(max)-1)
+		to := min(w.first-1, t.next+int64(most)-1)
 		s.mu.Unlock()
 		limited, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
 		if events, err = t.log.older(limited, t.next, to); err != nil {
 			return nil, 0, err
 		}
-		t.next += int64(len(events))
-		return events, last, nil
+		if t.next += int64(len(events)); t.next <= last {
+			return events, last, nil
+		}
+		// all there was then; what has come meanwhile is for the next call
+		s, err = t.enter(ctx, limit)
+		if err == nil {
+			last = max(last, s.log.visible)
+			if t.next > last {
+				err = t.waitLocked(s)
+			}
+			s.mu.Unlock()
+		}
+		return events, last, t.later(events, err)
 	}
 	defer s.mu.Unlock()
-	if n := min(int64(max), last-t.next+1); n > 0 {
+	if n := min(int64(most), last-t.next+1); n > 0 {
 		i := t.next - w.first
 		events = w.events[i : i+n : i+n] // appending leaves them alone, trimming copies
 		t.next += n
@@ -62,10 +73,17 @@ func (t *Tail) Next(ctx context.Context, limit time.Duration, max int) (events [
 	if t.next > last {
 		err = t.waitLocked(s)
 	}
-	if len(events) > 0 {
-		err = nil // the next call has it again
+	return events, last, t.later(events, err)
+}
+
+// later leaves an error that comes with events to the next call, of which
+// there must be one.
+func (t *Tail) later(events []Event, err error) error {
+	if err == nil || len(events) == 0 {
+		return err
 	}
-	return events, last, err
+	t.wake()
+	return nil
 }
 
 // Close forgets the place. wake is not called any more.
