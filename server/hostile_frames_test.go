@@ -1,6 +1,10 @@
 package server
 
 import (
+	"bytes"
+	"compress/flate"
+	"io"
+	"runtime"
 	"strings"
 	"testing"
 )
@@ -50,7 +54,7 @@ func TestMalformedFrames(t *testing.T) {
 		{"many values", textFrame("["+strings.Repeat("{},", 300_000)+"1]") + ping, 1000, "more than"},
 		{"long number", textFrame(`{"type":"fork","at":`+strings.Repeat("9", 900_000)+"}") + ping, 1000, codeMalformed},
 		{"long key", textFrame(`{"type":"ping","`+strings.Repeat("k", 900_000)+`":1}`) + ping, 1000, codeInvalid},
-		{"nothing but bad frames", strings.Repeat(textFrame("x"), badFramesMax), 1008, codeMalformed},
+		{"nothing but bad frames", strings.Repeat(textFrame("x"), badFramesMax), 1008, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := h.stream()
@@ -65,7 +69,7 @@ func TestMalformedFrames(t *testing.T) {
 					t.Errorf("an answer of %d bytes", len(text))
 				}
 			}
-			if c.code != 1000 && c.text == "" && strings.Contains(all, `"type":"error"`) {
+			if (c.code == 1002 || c.code == 1009) && strings.Contains(all, `"type":"error"`) {
 				t.Errorf("answered with %.500q", all)
 			}
 		})
@@ -86,6 +90,67 @@ func TestFramesOfWatch(t *testing.T) {
 		if _, code, reason := s.closed(); code != 1008 && code != 1002 {
 			t.Errorf("%s: close %d %q", name, code, reason)
 		}
+	}
+	h.works()
+	h.settled(before)
+}
+
+// deflated is text as a compressed message.
+func deflated(text string) string {
+	var b bytes.Buffer
+	w, _ := flate.NewWriter(&b, flate.BestCompression)
+	_, _ = io.WriteString(w, text)
+	_ = w.Flush()
+	return strings.TrimSuffix(b.String(), "\x00\x00\xff\xff")
+}
+
+// TestCompressedFrames: what a message becomes is bounded like one that is not
+// compressed, however small it came, and nothing is made of the rest.
+func TestCompressedFrames(t *testing.T) {
+	h := startHostile(t, worldOptions{})
+	before := h.goroutines()
+	open := func() *rawConn {
+		return h.upgrade(pathSessions+"/"+h.sid+"/stream", "Sec-WebSocket-Extensions: permessage-deflate; client_no_context_takeover; server_no_context_takeover")
+	}
+	frame := func(first byte, payload string) string { return rawFrame(first, uint64(len(payload)), payload) }
+	ping := textFrame(`{"type":"ping","ref":"still here"}`)
+	bomb := deflated(`{"type":"turn.create","input":"` + strings.Repeat("x", 32<<20) + `"}`)
+	for _, c := range []struct {
+		name, frames string
+		code         int // 0: cut without a close frame
+		text         string
+	}{
+		{"good", frame(fin|rsv1|opText, deflated(`{"type":"ping","ref":"still here"}`)), 1000, "still here"},
+		{"good after a plain one", ping + frame(fin|rsv1|opText, deflated(`{"type":"ping","ref":"still here"}`)), 1000, "still here"},
+		{"not JSON", frame(fin|rsv1|opText, deflated(`{"type`)) + ping, 1000, codeMalformed},
+		{"as much as there may be", frame(fin|rsv1|opText, deflated(strings.Repeat(" ", frameBytesMax-15)+`{"type":"ping"}`)) + ping, 1000, "pong"},
+		{"a bomb", frame(fin|rsv1|opText, bomb), 1009, ""},
+		{"a bomb in fragments", frame(rsv1|opText, bomb[:100]) + frame(opContinue, bomb[100:2000]) + frame(fin|opContinue, bomb[2000:]), 1009, ""},
+		{"garbage", frame(fin|rsv1|opText, strings.Repeat("\xff", 100)), 0, ""},
+		{"nothing", frame(fin|rsv1|opText, "") + ping, 1000, "not JSON"},
+		{"blocks of nothing without an end", "\xc1\xff\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00", 1008, ""},
+		{"a compressed ping", frame(fin|rsv1|opPing, deflated("a")), 1002, ""},
+		{"a compressed continuation", frame(rsv1|opText, "") + frame(fin|rsv1|opContinue, bomb), 1002, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := open()
+			var m0, m1 runtime.MemStats
+			runtime.ReadMemStats(&m0)
+			go func() {
+				s.put(c.frames)
+				if c.code == 1008 { // five bytes are an empty block; the mask is zero
+					s.dribble(strings.Repeat("\x00\x00\x00\xff\xff", 1<<10))
+				}
+			}()
+			texts, code, reason := s.closedAfter("still here", rawFrame(fin|opClose, 2, "\x03\xe8"))
+			runtime.ReadMemStats(&m1)
+			if all := strings.Join(texts, "\n"); code != c.code || !strings.Contains(all, c.text) {
+				t.Errorf("close %d %q, want %d, and %q in %.500q", code, reason, c.code, c.text, all)
+			}
+			if made := m1.TotalAlloc - m0.TotalAlloc; made > 24<<20 {
+				t.Errorf("%d bytes were allocated for %d", made, len(c.frames))
+			}
+		})
 	}
 	h.works()
 	h.settled(before)

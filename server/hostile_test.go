@@ -46,6 +46,7 @@ func startHostile(t *testing.T, opts worldOptions) *hostile {
 	h.key, attacker = h.world.key("attacker", false)
 	_, h.victim = h.world.key("victim", false)
 	h.sid = h.createBy(attacker, "func main() {").ID
+	attacker.Close()
 	h.work = h.createBy(h.victim, "package main").ID
 	return h
 }
