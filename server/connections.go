@@ -82,10 +82,12 @@ func (l *connections) Accept() (net.Conn, error) {
 		l.mu.Lock()
 		full := l.open >= l.max
 		l.mu.Unlock()
-		if full && !l.evict() {
+		if full {
 			l.refused()
-			_ = conn.Close() // nothing was sent on it
-			continue
+			if !l.evict() {
+				_ = conn.Close() // nothing was sent on it
+				continue
+			}
 		}
 		c := &connection{Conn: conn, all: l}
 		l.mu.Lock()
@@ -108,13 +110,22 @@ func (l *connections) evict() bool {
 	if c == nil {
 		return false
 	}
-	l.refused()
 	_ = c.Close() // its handler sees the end of it
 	return true
 }
 
+// closeWaiting closes all that wait: at its end a server need not give those
+// that have said nothing yet the seconds that net/http would.
+func (l *connections) closeWaiting() {
+	for l.evict() {
+	}
+}
+
 func (l *connections) outOfDescriptors(err error) {
 	evicted := l.evict()
+	if evicted {
+		l.refused()
+	}
 	l.mu.Lock()
 	warn := time.Since(l.warned) > acceptWarnEvery
 	if warn {

@@ -264,6 +264,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	s.log.Info("shutting down", "open_turns", s.openTurns())
 	s.awaitTurns()
 	s.closeStreams()
+	limited.closeWaiting()
 	shutdown, cancel := context.WithTimeout(context.Background(), s.opts.WriteTimeout)
 	defer cancel()
 	err := hs.Shutdown(shutdown)

@@ -73,7 +73,14 @@ type serving struct {
 // serve starts a server and returns when it has said where it is.
 func serve(t *testing.T, args ...string) *serving {
 	t.Helper()
+	return serveWith(t, func(*exec.Cmd) {}, args...)
+}
+
+// serveWith is serve of a command that was changed.
+func serveWith(t *testing.T, change func(*exec.Cmd), args ...string) *serving {
+	t.Helper()
 	cmd := command(t, append([]string{"serve", "--json", "--threads", "2", "--page-bytes", "64MiB", "--snapshot-bytes", "64MiB", "--host-bytes", "64MiB"}, args...)...)
+	change(cmd)
 	s := &serving{cmd: cmd, stderr: &bytes.Buffer{}}
 	cmd.Stderr = s.stderr
 	out, err := cmd.StdoutPipe()

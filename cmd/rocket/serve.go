@@ -108,6 +108,7 @@ func (s serveCmd) Run(c *console) (err error) {
 	srv, err := server.New(server.Options{
 		Sessions: manager, Log: log, Version: buildVersion(), Web: web.Handler(),
 		Address: address, PeerCA: roots, AllowedHosts: s.AllowHost, RequireKeys: keys, TLS: certificate, DrainTimeout: s.DrainTimeout,
+		ConnectionsMax: connectionsMax(log),
 	})
 	if err != nil {
 		return err
