@@ -84,7 +84,12 @@ const (
 	problemErrorsMax = 20
 )
 
+// cut shortens what an answer repeats, and leaves out what looks like a key.
 func cut(text string) string {
+	if len(text) > 4*problemTextMax {
+		text = text[:4*problemTextMax]
+	}
+	text = sessions.RedactKeys(text)
 	if len(text) <= problemTextMax {
 		return text
 	}

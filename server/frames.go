@@ -156,6 +156,7 @@ func (d *frameDecoder) decode(data []byte) (f frame, p *Problem) {
 	}
 	t, ok := d.types[f.head.Type]
 	if !ok {
+		f.head.Type = "" // nothing is repeated that is not ours
 		return f, codeProblem(codeInvalid, "type: expected one of "+strings.Join(frameTypes, ", "), "type")
 	}
 	var result huma.ValidateResult

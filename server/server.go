@@ -142,6 +142,7 @@ func New(opts Options) (*Server, error) {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
+	opts.Log = sessions.RedactLog(opts.Log)
 	setDefault(&opts.Heartbeat, 15*time.Second)
 	setDefault(&opts.WriteTimeout, 30*time.Second)
 	setDefault(&opts.CallTimeout, 20*time.Second)

@@ -131,6 +131,7 @@ func Open(ctx context.Context, opts Options) (*Manager, error) {
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)
 	}
+	m.log = RedactLog(m.log)
 	if m.eng != nil {
 		m.tok, m.info = m.eng.Tokenizer(), m.eng.Info()
 	}
