@@ -61,7 +61,7 @@ func TestQueuedTurnsByTurnsOfTenants(t *testing.T) {
 		{10, 4, []string{"a0", "b7", "local9", "a1"}},
 		{1, 2, []string{"a0", "b7"}},
 	} {
-		list, err := selectQueued(ctx, tx, c.perTenant, c.most)
+		list, err := r.selectQueued(ctx, tx, c.perTenant, c.most)
 		if err != nil {
 			t.Fatal(err)
 		}

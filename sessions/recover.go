@@ -261,28 +261,34 @@ func (m *Manager) mergeRuns(ctx context.Context, tx pgx.Tx, x *row, t *turnRow) 
 	return text, sendBatch(ctx, tx, "merge runs", b)
 }
 
-// startQueued runs the queued turns of sessions that are nobody's.
+// startQueued runs the queued turns of sessions that are nobody's and of this
+// server's model. What cannot be started now stays queued: the keeper comes
+// back, and a cancel ends it.
 func (m *Manager) startQueued(ctx context.Context) error {
 	if m.eng == nil || m.draining.Load() {
 		return nil
 	}
-	rows, err := m.pool.Query(ctx, `SELECT `+turnColumns+` FROM turns t
-		JOIN sessions s ON s.tenant_id = t.tenant_id AND s.id = t.session_id
-		WHERE t.state = 'queued' AND s.owner_server IS NULL AND s.deleted_at IS NULL ORDER BY t.id LIMIT $1`, TurnsPerTenantMax)
+	list, err := m.selectQueued(ctx, m.pool, TurnsPerTenantMax, queuedAtOnce)
 	if err != nil {
-		return fmt.Errorf("find queued turns: %w", err)
+		return err
 	}
-	list, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (x turnRow, err error) { return x, r.Scan(x.fields()...) })
-	if err != nil {
-		return fmt.Errorf("find queued turns: %w", err)
-	}
+	full := map[string]bool{} // tenants that may have no more open turns
 	for i := range list {
-		err := m.requeue(ctx, &list[i])
-		if e, ok := errors.AsType[*Error](err); ok && (e.Code == CodeQueueFull || e.Code == CodeLimit || e.Code == CodeOverloaded) {
-			return nil // the keeper comes back
+		x := &list[i]
+		if full[x.tenant] {
+			continue
 		}
-		if err != nil {
-			return fmt.Errorf("start queued %s: %w", turnID(list[i].id), err)
+		switch err := m.requeue(ctx, x); ErrorCode(err) {
+		case "", CodeNotFound, CodeOverloaded: // begun, deleted, or another server's by now
+		case CodeQueueFull:
+			return nil
+		case CodeLimit:
+			full[x.tenant] = true
+		default:
+			if isUnavailable(err) || ctx.Err() != nil {
+				return fmt.Errorf("start queued %s: %w", turnID(x.id), err)
+			}
+			m.log.Error("a queued turn cannot be started", "session", sessionID(x.session), "turn", turnID(x.id), "error", err)
 		}
 	}
 	return nil
