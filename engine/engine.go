@@ -77,10 +77,12 @@ type Engine struct {
 	over           []string    // scratch
 	pageKind       resource
 	slotKind       resource
-	leaving        map[string]int64 // by namespace: bytes on their way to the disk because it is at its limit
-	spooling       bool             // host copies are on their way to the disk
-	admitted       turns            // namespaces, by when the batch last took a run of theirs
-	prefilled      turns            // namespaces, by their last rows of prefill
+	leaving        map[string]int64  // by namespace: bytes on their way to the disk because it is at its limit
+	idled          uint64            // rises when a timeline may have become one that can be parked
+	barren         map[string]uint64 // by namespace over its limit: idled when it had none, plus one
+	spooling       bool              // host copies are on their way to the disk
+	admitted       turns             // namespaces, by when the batch last took a run of theirs
+	prefilled      turns             // namespaces, by their last rows of prefill
 	order          int64
 	retry          bool // this step made room without finding work: look again instead of sleeping
 	stats          Stats
@@ -111,7 +113,7 @@ func New(opts Options) (*Engine, error) {
 		commands: make(chan func(), maxCommands), wake: make(chan struct{}, 1),
 		closing: make(chan struct{}), stopped: make(chan struct{}),
 		pageIDs: radix.NewPool("page", nPages), slotIDs: radix.NewPool("state slot", nSlots),
-		seqs: map[*Seq]struct{}{}, marks: map[*Mark]struct{}{}, leaving: map[string]int64{},
+		seqs: map[*Seq]struct{}{}, marks: map[*Mark]struct{}{}, leaving: map[string]int64{}, barren: map[string]uint64{},
 	}
 	e.tokenBytes = int64(layout.SlabBytes / radix.PageTokens)
 	e.spacing = radix.Spacing(slotStride, e.tokenBytes)

@@ -123,6 +123,7 @@ func (e *Engine) attach(m *Mark) (*Seq, error) {
 		e.slotIDs.Retain(s.slot)
 	}
 	s.consumed, s.have, s.cold = m.state, m.have, false
+	e.idled++
 	s.report()
 	return s, nil
 }

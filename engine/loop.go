@@ -254,6 +254,9 @@ func (e *Engine) runBatch(b *batch) {
 		e.emit(r, b.Logits[i*vocab:(i+1)*vocab])
 	}
 	for _, s := range b.seqs { // after sampling: a state at n needs a line of more than n tokens
+		if s.run == nil {
+			e.idled++
+		}
 		e.capture(s)
 		s.report()
 	}
@@ -345,6 +348,7 @@ func (e *Engine) finish(r *Run, reason string, err error) {
 	e.running = removeRun(e.running, r)
 	e.queue = removeRun(e.queue, r)
 	s.run = nil
+	e.idled++
 	written := s.inserted
 	if !s.cold && !s.dead && !s.fresh {
 		e.publish(s)

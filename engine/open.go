@@ -280,6 +280,7 @@ func (e *Engine) copyBlob(c blobCopy) error {
 // endRestore makes s warm. A blob that could not be read costs a cold start, never a wrong state.
 func (e *Engine) endRestore(s *Seq, j *restoring) {
 	s.moving = false
+	e.idled++
 	if j.err != nil {
 		reason := ColdEvicted // the blob left its tier meanwhile
 		if !errors.Is(j.err, tier.ErrUnknown) {

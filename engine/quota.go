@@ -148,7 +148,13 @@ func (e *Engine) spoolOwn(ns string, victims []radix.Eviction) {
 func (e *Engine) keepQuotas() {
 	e.over = e.forest.Over(e.over[:0])
 	for _, ns := range e.over {
-		for e.giveUp(ns, 0); e.excessOf(ns, 0) > 0 && e.parkIdle(idleOf(ns)); e.giveUp(ns, 0) {
+		e.giveUp(ns, 0)
+		for e.excessOf(ns, 0) > 0 && e.barren[ns] != e.idled+1 {
+			if e.parkIdle(idleOf(ns)) {
+				e.giveUp(ns, 0)
+			} else {
+				e.barren[ns] = e.idled + 1 // no need to look through all timelines again before another one is idle
+			}
 		}
 	}
 }

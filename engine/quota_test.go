@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -67,6 +68,16 @@ func (w *tenantWorld) resident(ns string) int64 {
 	return a.Device + a.Host
 }
 
+// spooled waits until nothing is on its way to the disk.
+func (w *tenantWorld) spooled() {
+	w.Helper()
+	for left := 1; left > 0; runtime.Gosched() {
+		if err := w.e.do(w.Context(), func() { left = len(w.e.leaving) }); err != nil {
+			w.Fatal(err)
+		}
+	}
+}
+
 // held starts a turn and stops it while it decodes.
 func (w *tenantWorld) held(ns string, line []int32, tokens int) (*Seq, *Run) {
 	w.Helper()
@@ -110,12 +121,23 @@ func TestFloodAtTheLimitLeavesOthersTheirHits(t *testing.T) {
 			before := w.e.Namespaces()["quiet"]
 			limit := 8*w.page + 5*w.state
 			w.limit("flood", limit)
-			var last []int32
+			var first, last []int32
 			for range 12 {
-				last = randomLine(w.r, 300)
+				if last = randomLine(w.r, 300); first == nil {
+					first = last
+				}
 				w.use("flood", last)
 				if w.e.disk == nil && w.resident("flood") > limit {
 					t.Fatalf("flood has %d bytes, its limit is %d", w.resident("flood"), limit)
+				}
+			}
+			if w.e.disk != nil {
+				w.spooled()
+				if got := w.e.Namespaces()["flood"]; got.Device+got.Host > limit || got.Disk == 0 {
+					t.Errorf("flood has %+v, its limit is %d", got, limit)
+				}
+				if st := w.e.Stats(); w.use("flood", first) < radix.PageTokens || w.e.Stats().TokensDisk == st.TokensDisk {
+					t.Error("the first line of the flood is not found on the disk")
 				}
 			}
 			if got := w.use("flood", last); got < 299-radix.PageTokens {
