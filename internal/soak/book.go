@@ -54,7 +54,7 @@ type book struct {
 	log  io.Writer
 	stop context.CancelCauseFunc
 
-	acknowledged, read, repeated, restored, killCount atomic.Int64
+	acknowledged, read, repeated, restored, wrongs, killCount atomic.Int64
 
 	mu       sync.Mutex
 	findings []finding       // guarded by mu
@@ -83,6 +83,13 @@ func (b *book) add(found ...finding) {
 	if len(b.findings) >= findingsMax {
 		b.stop(errEnough)
 	}
+}
+
+// wrong reports an answer that makes no sense, and is neither a loss nor a
+// doubling.
+func (b *book) wrong(format string, args ...any) {
+	b.wrongs.Add(1)
+	fmt.Fprintf(b.log, "%s after %d kills: wrong: %s\n", time.Now().UTC().Format(timeFormat), b.kills(), fmt.Sprintf(format, args...))
 }
 
 // known says whether something was found about a session: it is told once.

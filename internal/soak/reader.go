@@ -2,7 +2,9 @@ package soak
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"sync"
 	"time"
@@ -61,7 +63,9 @@ func (r *reader) live(ctx context.Context, run *run, server int) {
 				r.add(e, run.book)
 				continue
 			}
-			if outcomeOf(err) == answered {
+			if e, ok := errors.AsType[*client.Error](err); ok && e.Status >= http.StatusInternalServerError && e.Status != http.StatusServiceUnavailable {
+				run.book.wrong("a reader of %s %s, by server %d, was told %d: %v", r.s.id, r, s.n, e.Status, err)
+			} else if outcomeOf(err) == answered {
 				r.end(err)
 				return
 			}

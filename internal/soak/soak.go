@@ -101,6 +101,9 @@ func Run(ctx context.Context, opts Options) (Report, error) {
 	if err == nil && (report.Lost > 0 || report.Duplicated > 0) {
 		err = fmt.Errorf("%d acknowledged facts lost, %d duplicated", report.Lost, report.Duplicated)
 	}
+	if n := r.book.wrongs.Load(); err == nil && n > 0 {
+		err = fmt.Errorf("%d answers made no sense", n)
+	}
 	return report, err
 }
 
