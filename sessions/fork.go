@@ -127,7 +127,9 @@ func (o *operation) newFork(ctx context.Context, at *int, kids []ForkChild) (*fo
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		s.m.log.Warn("fork without a timeline", "session", sessionID(s.key.id), "error", err)
+		if ErrorCode(err) != CodeLimit {
+			s.m.log.Warn("fork without a timeline", "session", sessionID(s.key.id), "error", err)
+		}
 	} else if state == StateDetached {
 		back := restored(got)
 		f.resumed = &back

@@ -2,9 +2,11 @@ package sessions
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"rocket/engine/chat"
 	"rocket/internal/localpg/pgtest"
@@ -33,19 +35,30 @@ func TestResidentQuota(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := startRig(t, Options{DatabaseURL: pgtest.New(t), Engine: eng, Template: tmpl})
+	r := startRig(t, Options{DatabaseURL: pgtest.New(t), Engine: eng, Template: tmpl, KeyFreshFor: 20 * time.Millisecond})
 	ctx := t.Context()
 	r.key("a")
 	r.key("b")
 	st := eng.Stats()
 	limit := 3*st.PageBytes + 2*st.SlotBytes
-	set := func(q Quotas) {
+	salt, err := r.namespace(ctx, "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := func(q Quotas) { // and wait until the keeper has told the engine
 		t.Helper()
 		if err := r.Keys().SetQuotas(ctx, "a", q); err != nil {
 			t.Fatal(err)
 		}
-		if err := r.readQuotas(ctx); err != nil { // rather than wait until the keeper does
-			t.Fatal(err)
+		want := noResidentLimit
+		if q.ResidentBytes != nil {
+			want = *q.ResidentBytes
+		}
+		for got, ok := eng.Namespaces()[salt]; ok && got.Limit != want || !ok && want != noResidentLimit; got, ok = eng.Namespaces()[salt] {
+			if ctx.Err() != nil {
+				t.Fatalf("the engine has limit %d, not %d", got.Limit, want)
+			}
+			runtime.Gosched()
 		}
 	}
 	set(Quotas{ResidentBytes: &limit})
