@@ -24,6 +24,7 @@
 package sessions
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -67,6 +68,8 @@ type Options struct {
 	// EventsRetention is how long events of sessions without an open turn are
 	// kept at least; 0: for good. Lineage and tokens always are.
 	EventsRetention time.Duration
+
+	readMax time.Duration // what one read, look or connection to the ledger may take. Tests wait less than the defaults.
 }
 
 // Call is who calls, and what makes a repeated call the same call. An empty
@@ -83,7 +86,7 @@ type Call struct {
 // Manager owns the live sessions of one server.
 type Manager struct {
 	opts Options
-	pool *pgxpool.Pool
+	pool ledger
 	eng  *engine.Engine
 	tok  *tokenizer.Tokenizer
 	info engine.ModelInfo
@@ -138,10 +141,14 @@ func Open(ctx context.Context, opts Options) (*Manager, error) {
 	cfg.MaxConns = max(cfg.MaxConns, poolConnsMax)
 	cfg.ConnConfig.RuntimeParams["application_name"] = "rocket " + m.me.String()
 	cfg.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = strconv.FormatInt(stalledTxMax.Milliseconds(), 10)
-	if m.pool, err = pgxpool.NewWithConfig(ctx, cfg); err != nil {
+	cfg.PingTimeout = cmp.Or(opts.readMax, pingTimeMax)
+	cfg.ConnConfig.ConnectTimeout = cmp.Or(cfg.ConnConfig.ConnectTimeout, opts.readMax, connectTimeMax)
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
 		return nil, fmt.Errorf("connect to the ledger: %w", err)
 	}
-	m.keys = newKeys(m.pool, opts.KeyFreshFor)
+	m.pool = ledger{pool, cmp.Or(opts.readMax, opTimeout)}
+	m.keys = newKeys(pool, opts.KeyFreshFor)
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	m.hub.init()
 	m.writer = newWriter(m)
@@ -196,6 +203,7 @@ func (m *Manager) Ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	if err := m.pool.Ping(ctx); err != nil {
+		m.pool.late(ctx)
 		return &Error{Code: CodeLedgerUnavailable, Message: "the ledger does not answer", cause: err}
 	}
 	return nil

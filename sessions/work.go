@@ -53,10 +53,15 @@ func (m *Manager) transact(ctx context.Context, lock func(w *work), write func(w
 		err = w.send(ctx)
 		unknown = err != nil && isUnavailable(err)
 	}
+	if err != nil {
+		m.pool.late(ctx)
+	}
 	if err != nil && !conn.Conn().IsClosed() {
 		// the first error counts; a connection that cannot roll back is not used again
-		if _, e := conn.Exec(context.WithoutCancel(ctx), "ROLLBACK"); e != nil {
-			conn.Conn().Close(context.WithoutCancel(ctx))
+		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), pingTimeMax)
+		defer cancel()
+		if _, e := conn.Exec(back, "ROLLBACK"); e != nil {
+			conn.Conn().Close(back)
 		}
 	}
 	return err, unknown

@@ -39,7 +39,6 @@ type writer struct {
 	downSince atomic.Int64 // Unix nanoseconds; 0: the last batch was committed
 	awayMax   time.Duration
 	holdAfter time.Duration
-	held      bool // only the writer's goroutine: turns stand still
 }
 
 func newWriter(m *Manager) *writer {
@@ -131,18 +130,16 @@ func (w *writer) write(batch []*flush) {
 		return
 	}
 	began := time.Now()
+	defer w.holdLater()()
 	for delay := writerRetryMin; ; delay = min(2*delay, writerRetryMax) {
 		err := w.commit(batch)
 		if err == nil {
 			w.downSince.Store(0)
-			if w.held {
-				w.held = false
-				w.m.holdTurns(false)
-			}
 			w.m.counts.batch(time.Since(began))
 			return
 		}
 		if !isUnavailable(err) {
+			w.downSince.Store(0)
 			if len(batch) > 1 {
 				for _, f := range batch {
 					w.write([]*flush{f})
@@ -166,15 +163,36 @@ func (w *writer) write(batch []*flush) {
 	}
 }
 
+// holdLater makes turns stand still after a while, in the middle of a commit
+// too: one over a connection that swallows it takes its time to fail. The
+// returned function lets them go on.
+func (w *writer) holdLater() (release func()) {
+	var mu sync.Mutex
+	held, over := false, false
+	timer := time.AfterFunc(w.holdAfter, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if !over {
+			held = true
+			w.m.holdTurns(true)
+		}
+	})
+	return func() {
+		timer.Stop()
+		mu.Lock()
+		defer mu.Unlock()
+		over = true
+		if held {
+			w.m.holdTurns(false)
+		}
+	}
+}
+
 // away notes that the ledger does not answer, and fails the turns that have
 // waited too long. Their ends are written when it is back.
 func (w *writer) away(since time.Time, batch []*flush, err error) {
 	if w.downSince.CompareAndSwap(0, since.UnixNano()) {
 		w.m.log.Error("the ledger does not answer", "error", err)
-	}
-	if !w.held && time.Since(since) >= w.holdAfter {
-		w.held = true
-		w.m.holdTurns(true)
 	}
 	if time.Since(since) < w.awayMax {
 		return
