@@ -2,11 +2,14 @@ package server
 
 import (
 	"context"
+	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"regexp"
 	"slices"
 	"strings"
@@ -429,6 +432,26 @@ func TestOwnerRefuses(t *testing.T) {
 	p.send(fmt.Sprintf(`{"type":"resume","session_id":%q,"ref":"r"}`, s.ID))
 	if f, _ := p.until("error"); f["code"] != codePeerGone || f["ref"] != "r" {
 		t.Errorf("frame: %v", f)
+	}
+}
+
+// TestPeersOverHTTPS: their certificates are checked.
+func TestPeersOverHTTPS(t *testing.T) {
+	peer := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "{}") }))
+	defer peer.Close()
+	peer.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	roots := x509.NewCertPool()
+	roots.AddCert(peer.Certificate())
+	for _, c := range []struct {
+		roots  *x509.CertPool
+		status int
+	}{{roots, http.StatusOK}, {x509.NewCertPool(), http.StatusServiceUnavailable}} {
+		w := start(t, worldOptions{server: Options{PeerCA: c.roots}})
+		s := w.create("x")
+		w.giveAway(s.ID, peer.URL, true)
+		if got := w.do("POST", pathSessions+"/"+s.ID+"/close", ""); got.status != c.status {
+			t.Errorf("%d %s, want %d", got.status, got.body, c.status)
+		}
 	}
 }
 
