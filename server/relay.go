@@ -145,18 +145,18 @@ func (s *Server) dialPeer(ctx context.Context, address, path, query string, from
 // openRelay opens a relay to the server that has a session, or says that the
 // session is this server's by now.
 func (s *Server) openRelay(ctx context.Context, p sessions.Place, path, query string, from http.Header) (conn *websocket.Conn, here bool, err error) {
-	ctx, cancel := context.WithCancelCause(ctx)
+	cut, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(p.Alive, func() { cancel(errPeerGone) })()
-	conn, err = s.dialPeer(ctx, p.Address, path, query, from)
+	conn, err = s.dialPeer(cut, p.Address, path, query, from)
 	if err == nil {
 		return conn, false, nil
 	}
 	if _, ok := errors.AsType[*refusal](err); ok {
 		return nil, false, err
 	}
-	if notTaken(err) && context.Cause(ctx) == nil {
-		here, err = s.unreachable(ctx, p, false)
+	if notTaken(err) && cut.Err() == nil {
+		here, err = s.unreachable(ctx, p, false) // not cut: who is faster to take it over says that it is gone
 		return nil, here, err
 	}
 	s.log.Warn("another server did not open a socket", "server", p.Server, "address", p.Address, "err", err)
