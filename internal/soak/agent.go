@@ -151,16 +151,25 @@ func (a *agent) begin(ctx context.Context, s *session, req client.TurnRequest, w
 	if wait {
 		what = "run a turn of"
 	}
-	got, err := mutate(ctx, a, what, s, turnID, func(ctx context.Context, api *client.Client, o client.CallOptions) (client.Turn, error) {
-		if wait {
+	var got client.Turn
+	var err error
+	t := &turn{from: len(s.line)}
+	if wait {
+		got, err = mutate(ctx, a, what, s, turnID, func(ctx context.Context, api *client.Client, o client.CallOptions) (client.Turn, error) {
 			return api.RunTurn(ctx, s.id, req, o)
-		}
-		return api.StartTurn(ctx, s.id, req, o)
-	})
+		})
+	} else {
+		got, err = command(ctx, a, what, s, "turn.create", req, turnID, func(ctx context.Context, api *client.Client, o client.CallOptions) (client.Turn, error) {
+			t.join = func(ctx context.Context, api *client.Client) (client.Turn, error) {
+				return api.RunTurn(ctx, s.id, req, o)
+			}
+			return api.StartTurn(ctx, s.id, req, o)
+		})
+	}
 	if err != nil {
 		return nil, err
 	}
-	t := &turn{id: got.ID, from: len(s.line), known: time.Now()}
+	t.id, t.known = got.ID, time.Now()
 	s.turns = append(s.turns, t)
 	s.touch()
 	if got.From != t.from {
@@ -216,7 +225,27 @@ func (a *agent) longTurn(ctx context.Context, s *session) error {
 	if err != nil {
 		return err
 	}
+	if t.join != nil && a.r.IntN(3) == 0 {
+		return a.join(ctx, s, t)
+	}
 	return a.settle(ctx, s)
+}
+
+// join waits for a turn with the key that began it.
+func (a *agent) join(ctx context.Context, s *session, t *turn) error {
+	got, err := settled(ctx, a, "join turn "+t.id, t.join)
+	if err != nil {
+		return a.refusal("join turn "+t.id, err)
+	}
+	switch {
+	case got.ID != t.id:
+		a.run.book.add(finding{kind: duplicated, session: s.id, turn: got.ID, what: "a turn that was joined with the key of " + t.id})
+	case !final(got.State):
+		return &fault{"join turn " + t.id, fmt.Errorf("answered with a turn that is %s", got.State)}
+	default:
+		a.run.book.add(s.ended(t, got)...)
+	}
+	return nil
 }
 
 // settle waits for the end of a session's open turn.
@@ -250,7 +279,7 @@ func (a *agent) settle(ctx context.Context, s *session) error {
 }
 
 func (a *agent) cancel(ctx context.Context, s *session, t *turn) error {
-	got, err := mutate(ctx, a, "cancel a turn of", s, turnID, func(ctx context.Context, api *client.Client, o client.CallOptions) (client.Turn, error) {
+	got, err := command(ctx, a, "cancel a turn of", s, "turn.cancel", struct{}{}, turnID, func(ctx context.Context, api *client.Client, o client.CallOptions) (client.Turn, error) {
 		return api.Cancel(ctx, s.id, o)
 	})
 	switch {
@@ -274,7 +303,7 @@ func (a *agent) fork(ctx context.Context, s *session) error {
 	}
 	least := len(s.line)
 	s.touch()
-	got, err := mutate(ctx, a, "fork", s, func(f client.ForkResult) string { return fmt.Sprint(f.At, idsOf(f.Sessions)) },
+	got, err := command(ctx, a, "fork", s, "fork", req, func(f client.ForkResult) string { return fmt.Sprint(f.At, idsOf(f.Sessions)) },
 		func(ctx context.Context, api *client.Client, o client.CallOptions) (client.ForkResult, error) {
 			return api.Fork(ctx, s.id, req, o)
 		})

@@ -154,6 +154,7 @@ type turn struct {
 	text   string
 	tokens []int32
 	known  time.Time
+	join   func(ctx context.Context, api *client.Client) (client.Turn, error) // waits for it, with the key that began it
 }
 
 func final(state string) bool { return state != "" && state != "queued" && state != "running" }

@@ -125,10 +125,7 @@ func mutate[T any](ctx context.Context, a *agent, what string, s *session, same 
 	}
 	out, err := settled(ctx, a, what, call)
 	if err != nil {
-		if _, refused := errors.AsType[*client.Error](err); refused {
-			err = &fault{fmt.Sprintf("agent %d: %s", a.n, what), err}
-		}
-		return out, err
+		return out, a.refusal(what, err)
 	}
 	a.run.book.acknowledge(1)
 	a.done = append(a.done, doneCall{what, s, same(out), func(ctx context.Context) (string, error) {
@@ -178,10 +175,16 @@ func (a *agent) repeat(ctx context.Context) error {
 // read makes a call that changes nothing until it is answered.
 func read[T any](ctx context.Context, a *agent, what string, fn func(ctx context.Context, api *client.Client) (T, error)) (T, error) {
 	out, err := settled(ctx, a, what, fn)
+	return out, a.refusal(what, err)
+}
+
+// refusal makes a fault of a server's refusal: agents ask for nothing that
+// must be refused.
+func (a *agent) refusal(what string, err error) error {
 	if _, refused := errors.AsType[*client.Error](err); refused {
-		err = &fault{fmt.Sprintf("agent %d: %s", a.n, what), err}
+		return &fault{fmt.Sprintf("agent %d: %s", a.n, what), err}
 	}
-	return out, err
+	return err
 }
 
 func notFound(err error) bool { return client.CodeOf(err) == "not_found" }

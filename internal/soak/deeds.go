@@ -25,8 +25,9 @@ func (a *agent) park(ctx context.Context, s *session) error {
 
 func (a *agent) detachTo(ctx context.Context, s *session, tier string) error {
 	s.touch()
-	got, err := mutate(ctx, a, "detach", s, sessionID, func(ctx context.Context, api *client.Client, o client.CallOptions) (client.Session, error) {
-		return api.Detach(ctx, s.id, client.DetachRequest{Tier: tier}, o)
+	req := client.DetachRequest{Tier: tier}
+	got, err := command(ctx, a, "detach", s, "detach", req, sessionID, func(ctx context.Context, api *client.Client, o client.CallOptions) (client.Session, error) {
+		return api.Detach(ctx, s.id, req, o)
 	})
 	if err != nil {
 		return err
@@ -41,7 +42,7 @@ func (a *agent) detachTo(ctx context.Context, s *session, tier string) error {
 func (a *agent) resume(ctx context.Context, s *session) (client.ResumeResult, error) {
 	s.touch()
 	kills := a.run.book.kills()
-	got, err := mutate(ctx, a, "resume", s, func(r client.ResumeResult) string { return r.ID },
+	got, err := command(ctx, a, "resume", s, "resume", struct{}{}, func(r client.ResumeResult) string { return r.ID },
 		func(ctx context.Context, api *client.Client, o client.CallOptions) (client.ResumeResult, error) {
 			return api.Resume(ctx, s.id, o)
 		})
