@@ -105,12 +105,17 @@ func TestKillInMidTurn(t *testing.T) {
 // durableCluster is a ledger with durability on, as a server has it.
 func durableCluster(t testing.TB) *localpg.Cluster {
 	t.Helper()
+	return durableClusterWith(t, nil)
+}
+
+func durableClusterWith(t testing.TB, settings map[string]string) *localpg.Cluster {
+	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "rocket-crash-")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	pg, err := localpg.Start(t.Context(), localpg.Options{Dir: dir, DieWithParent: true})
+	pg, err := localpg.Start(t.Context(), localpg.Options{Dir: dir, DieWithParent: true, Settings: settings})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -33,6 +33,9 @@ func (h *History) Add(client int, session string, c Call, began int64, a Answer)
 
 func (h *History) add(client int, session string, c Call, began, ended int64, a Answer) {
 	if a.Unknown {
+		if c.Kind == Get || c.Kind == Cancel { // it says nothing; what a cancel does is the end of a turn
+			return
+		}
 		ended = never
 	}
 	h.mu.Lock()
