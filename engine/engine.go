@@ -225,7 +225,7 @@ func (e *Engine) Start(ctx context.Context, s *Seq, t TurnRequest) (*Run, error)
 	if len(t.Stop) > 0 && e.opts.Tokenizer == nil {
 		return nil, errors.New("stop strings need a tokenizer")
 	}
-	r := &Run{e: e, seq: s, req: t, wake: make(chan struct{}, 1), sampler: newSampler(t), stop: newStopMatcher(t.Stop), started: time.Now()}
+	r := &Run{e: e, seq: s, req: t, wake: make(chan struct{}, 1), done: make(chan struct{}), sampler: newSampler(t), stop: newStopMatcher(t.Stop), started: time.Now()}
 	r.req.Line = nil // the Seq holds the line
 	r.state.StopBytes = -1
 	var job *restoring

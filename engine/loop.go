@@ -366,6 +366,7 @@ func (e *Engine) finish(r *Run, reason string, err error) {
 		u.TTFT, u.Decode = r.first.Sub(r.started), r.last.Sub(r.first)
 	}
 	r.mu.Unlock()
+	close(r.done)
 	r.signal()
 	s.report()
 }

@@ -12,6 +12,7 @@ type Run struct {
 	seq  *Seq
 	req  TurnRequest
 	wake chan struct{} // capacity 1
+	done chan struct{} // closed when the state is Done
 
 	mu     sync.Mutex
 	tokens []Token     // guarded by mu; appended by the loop only
@@ -45,6 +46,9 @@ func (r *Run) Read(from int) ([]Token, RunState) {
 
 // Ready has one pending signal when something changed since it was last received from. One reader should wait on it.
 func (r *Run) Ready() <-chan struct{} { return r.wake }
+
+// Done is closed at the end of the Run, for a reader that does not want to be woken by every token before.
+func (r *Run) Done() <-chan struct{} { return r.done }
 
 // Ack says that the first n generated tokens are durable.
 func (r *Run) Ack(n int) {

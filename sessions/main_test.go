@@ -95,6 +95,9 @@ func openRig(t testing.TB, url string) *rig {
 
 func startRig(t testing.TB, o Options) *rig {
 	t.Helper()
+	if o.deltaInterval == 0 {
+		o.deltaInterval = time.Nanosecond // many events, whose number tests count on
+	}
 	m, err := Open(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)

@@ -69,7 +69,8 @@ type Options struct {
 	// kept at least; 0: for good. Lineage and tokens always are.
 	EventsRetention time.Duration
 
-	readMax time.Duration // what one read, look or connection to the ledger may take. Tests wait less than the defaults.
+	readMax       time.Duration // what one read, look or connection to the ledger may take. Tests wait less than the defaults.
+	deltaInterval time.Duration // 0: deltaInterval; tests that want many events have none
 }
 
 // Call is who calls, and what makes a repeated call the same call. An empty
@@ -130,6 +131,9 @@ func Open(ctx context.Context, opts Options) (*Manager, error) {
 		opts: opts, eng: opts.Engine, log: opts.Log, me: newID(),
 		live: map[liveKey]*session{}, calls: map[callKey]chan struct{}{},
 		turns: map[string]int{}, tenants: map[string]tenantCount{}, checking: newGate(), importing: newGate(),
+	}
+	if m.opts.deltaInterval == 0 {
+		m.opts.deltaInterval = deltaInterval
 	}
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)

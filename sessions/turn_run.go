@@ -11,8 +11,18 @@ import (
 	"rocket/engine"
 )
 
-// deltaTokensMax bounds one delta: its cut is a smallint in the ledger.
-const deltaTokensMax = 16_384
+const (
+	// deltaTokensMax bounds one delta: its cut is a smallint in the ledger.
+	deltaTokensMax = 16_384
+
+	// deltaInterval is the least time between two deltas of a turn: what is
+	// generated meanwhile comes as one. Whoever watches sees no difference at 50
+	// a second, and a model that needs longer for a token is not delayed at all;
+	// of a fast one each delta would cost more than its token: an event to
+	// encode, one write a reader, one wake-up of each, and of the ledger's writer.
+	// The first token of a turn and its end never wait, nor does a fork.
+	deltaInterval = 20 * time.Millisecond
+)
 
 // turn is a session's open turn. Its goroutine reads the engine's run, turns
 // tokens into events, and leaves the writing to the writer.
@@ -102,6 +112,8 @@ func (t *turn) fail(code Code, message string) {
 // loop is the turn's goroutine.
 func (t *turn) loop() {
 	defer t.letGo()
+	pause := time.NewTimer(deltaInterval)
+	defer pause.Stop()
 	for {
 		select {
 		case <-t.run.Ready():
@@ -111,9 +123,21 @@ func (t *turn) loop() {
 		if t.s.alock.lock(t.ctx) != nil {
 			return
 		}
+		before := t.read
 		over := t.s.pump(t)
+		delta := t.read > before
 		t.s.alock.unlock()
 		if over {
+			return
+		}
+		if !delta {
+			continue
+		}
+		pause.Reset(t.s.m.opts.deltaInterval)
+		select {
+		case <-pause.C:
+		case <-t.run.Done():
+		case <-t.ctx.Done():
 			return
 		}
 	}
