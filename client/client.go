@@ -32,6 +32,7 @@ const (
 	retryMax        = 5 * time.Second
 	answerBytesMax  = 256 << 20 // larger answers are an error, not an exhausted memory
 	problemBytesMax = 1 << 20
+	retryAfterMax   = 24 * 60 * 60 // seconds; what a server says beyond that is no time to wait
 )
 
 // Options configures a Client; the zero value works.
@@ -217,7 +218,7 @@ func readError(resp *http.Response) error {
 	}
 	e.Status = resp.StatusCode
 	if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil {
-		e.RetryAfter = time.Duration(seconds) * time.Second
+		e.RetryAfter = time.Duration(min(max(seconds, 0), retryAfterMax)) * time.Second
 	}
 	return e
 }

@@ -160,32 +160,44 @@ func (c *Client) readSocket(ctx context.Context, id string, pos Position, take f
 			return fmt.Errorf("read stream: %w", err)
 		}
 		idle.Reset(idleMax)
-		var head struct {
-			Type      string `json:"type"`
-			SessionID string `json:"session_id"`
-			Seq       int64  `json:"seq"`
+		e, ok, err := decodeFrame(data, id)
+		if err != nil {
+			return err
 		}
-		if err := json.Unmarshal(data, &head); err != nil {
-			return fmt.Errorf("decode frame: %w", err)
-		}
-		if head.Type == "error" {
-			e := &Error{}
-			if err := json.Unmarshal(data, e); err != nil {
-				return fmt.Errorf("decode frame: %w", err)
-			}
-			return e
-		}
-		if head.Seq == 0 || head.SessionID != id {
-			continue // "subscribed", or what a later server adds
-		}
-		var e Event
-		if err := json.Unmarshal(data, &e); err != nil {
-			return fmt.Errorf("decode event: %w", err)
+		if !ok {
+			continue
 		}
 		if err := take(e); err != nil {
 			return err
 		}
 	}
+}
+
+// decodeFrame is the event of session id that a frame is; not ok: it is none.
+// An error is what the server says is wrong, or that the frame is.
+func decodeFrame(data []byte, id string) (e Event, ok bool, err error) {
+	var head struct {
+		Type      string `json:"type"`
+		SessionID string `json:"session_id"`
+		Seq       int64  `json:"seq"`
+	}
+	if err := json.Unmarshal(data, &head); err != nil {
+		return e, false, fmt.Errorf("decode frame: %w", err)
+	}
+	if head.Type == "error" {
+		e := &Error{}
+		if err := json.Unmarshal(data, e); err != nil {
+			return Event{}, false, fmt.Errorf("decode frame: %w", err)
+		}
+		return Event{}, false, e
+	}
+	if head.Seq == 0 || head.SessionID != id {
+		return e, false, nil // "subscribed", or what a later server adds
+	}
+	if err := json.Unmarshal(data, &e); err != nil {
+		return Event{}, false, fmt.Errorf("decode event: %w", err)
+	}
+	return e, true, nil
 }
 
 // Dial opens a session's WebSocket for a caller who speaks its frames.

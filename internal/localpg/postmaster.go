@@ -181,12 +181,18 @@ func readPID(path string) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("read pid of postgres: %w", err)
 	}
-	line, _, _ := strings.Cut(string(text), "\n")
-	pid, err := strconv.Atoi(strings.TrimSpace(line))
+	return parsePID(string(text)), nil
+}
+
+// parsePID reads the first line of postmaster.pid; 0: a crash cut it off, and
+// it is nobody's.
+func parsePID(text string) int {
+	line, _, _ := strings.Cut(text, "\n")
+	pid, err := strconv.ParseInt(strings.TrimSpace(line), 10, 32)
 	if err != nil || pid <= 1 {
-		return 0, nil // cut off by a crash: nobody's
+		return 0
 	}
-	return pid, nil
+	return int(pid)
 }
 
 // isPostmaster tells whether process pid is a server on our cluster.
