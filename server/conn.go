@@ -3,6 +3,7 @@ package server
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"net"
 	"net/http"
 	"sync"
@@ -60,6 +61,14 @@ func (c *batchConn) Write(p []byte) (int, error) {
 		return c.writeLocked(p)
 	}
 	return c.held.Write(p)
+}
+
+// CloseWrite ends this side only.
+func (c *batchConn) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return errors.ErrUnsupported
 }
 
 // hold gathers what is written from now on, up to release.

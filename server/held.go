@@ -97,6 +97,21 @@ func (c *wsConn) end(code websocket.StatusCode, reason string) {
 	_ = c.Close(code, reason) // the peer may be gone
 }
 
+// A socket that the library has ended with a close frame lingers: a connection
+// that is closed with something unread is reset, and the peer may never see why.
+const (
+	lingerTime  = time.Second
+	lingerBytes = 4 * frameBytesMax
+)
+
+// linger lets the peer read what was sent last.
+func (c *wsConn) linger() {
+	if c.tcp.CloseWrite() != nil || c.tcp.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
+		return
+	}
+	_, _ = io.CopyN(io.Discard, c.tcp, lingerBytes) // its end, mostly
+}
+
 // frameReader reads the frames of one socket. Only the socket's reader uses it.
 type frameReader struct {
 	server *Server
@@ -117,6 +132,7 @@ func (f *frameReader) next() (websocket.MessageType, []byte, error) {
 	f.hold.release()
 	kind, r, err := f.conn.Reader(context.Background())
 	if err != nil {
+		f.conn.linger()
 		return 0, nil, fmt.Errorf("read frame: %w", err)
 	}
 	limit := f.server.opts.times.frame
@@ -129,6 +145,7 @@ func (f *frameReader) next() (websocket.MessageType, []byte, error) {
 		return 0, nil, &closeError{websocket.StatusTryAgainLater, p.Detail}
 	}
 	if err != nil {
+		f.conn.linger()
 		return 0, nil, fmt.Errorf("read frame: %w", err)
 	}
 	return kind, data, nil

@@ -1,8 +1,12 @@
 package server
 
 import (
+	"crypto/tls"
+	"fmt"
+	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -157,4 +161,93 @@ func TestReadersThatStop(t *testing.T) {
 		c.Close()
 	}
 	h.works()
+}
+
+// TestUnfinishedRequestsAreCounted: what large bodies and frames hold that are
+// never finished is known, is not much more than was sent, and goes with them.
+func TestUnfinishedRequestsAreCounted(t *testing.T) {
+	const sockets, frame, bodies = 32, frameBytesMax - 1<<10, 6
+	h := startHostile(t, worldOptions{server: Options{times: standardTimes}})
+	before := h.goroutines()
+	base := heap()
+	part := strings.Repeat("x", frame)
+	var open []*rawConn
+	for range sockets {
+		c := h.stream()
+		open = append(open, c)
+		go c.put(rawFrame(fin|opText, frame+1, part))
+	}
+	for range bodies {
+		c := h.connect()
+		open = append(open, c)
+		go c.put(h.with("POST "+pathSessions, "Content-Type: application/json", fmt.Sprintf("Content-Length: %d", bodyBytesMax)) + "\r\n" + strings.Repeat(part[:1<<20-1<<10], 7))
+	}
+	sent := int64(sockets*frame + bodies*7*(1<<20-1<<10))
+	counted := func() int64 {
+		h.server.held.mu.Lock()
+		defer h.server.held.mu.Unlock()
+		return h.server.held.all
+	}
+	for counted() < sent-(sockets+bodies)*(heldFreeBytes+512<<10) { // a reader takes a frame by pieces of its buffer
+		if h.ctx().Err() != nil {
+			t.Fatalf("%d bytes are counted of %d", counted(), sent)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if grown := heap() - base; grown > 3*sent+(32<<20) { // the test has its own copies
+		t.Errorf("%d bytes are live for %d that were sent", grown, sent)
+	}
+	h.works()
+	for _, c := range open {
+		c.Close()
+	}
+	open = nil
+	h.settled(before)
+	if grown := heap() - base; grown > 16<<20 {
+		t.Errorf("%d bytes are live when all is over", grown)
+	}
+}
+
+// TestSlowBodiesOverHTTP2: there a connection has many requests, and the same
+// bounds hold for each.
+func TestSlowBodiesOverHTTP2(t *testing.T) {
+	s := httptest.NewUnstartedServer(nil)
+	s.StartTLS() // for its certificate
+	pair, roots := s.TLS.Certificates, s.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs
+	s.Close()
+	w := start(t, worldOptions{server: Options{times: shortTimes, TLS: &tls.Config{Certificates: pair}}})
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: true}
+	defer transport.CloseIdleConnections()
+	c := &http.Client{Transport: transport}
+	base := "https" + strings.TrimPrefix(w.base, "http")
+	var all sync.WaitGroup
+	for range 4 {
+		for _, r := range []struct {
+			method, path string
+			status       int
+		}{{"GET", "/healthz", 200}, {"POST", pathSessions, 408}, {"DELETE", pathSessions + "/" + nowhere, 404}, {"GET", "/openapi.json", 200}} {
+			all.Go(func() {
+				body, unfinished := io.Pipe()
+				defer unfinished.Close()
+				go func() { _, _ = unfinished.Write([]byte("{")) }() // and no more
+				req, err := http.NewRequestWithContext(w.ctx(), r.method, base+r.path, body)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				req.Header.Set("Content-Type", "application/json")
+				resp, err := c.Do(req)
+				if err != nil {
+					t.Errorf("%s %s: %v", r.method, r.path, err)
+					return
+				}
+				_, _ = io.Copy(io.Discard, resp.Body) // the status is what counts
+				resp.Body.Close()
+				if resp.ProtoMajor != 2 || resp.StatusCode != r.status {
+					t.Errorf("%s %s: %s %d, want %d", r.method, r.path, resp.Proto, resp.StatusCode, r.status)
+				}
+			})
+		}
+	}
+	all.Wait()
 }
