@@ -44,8 +44,6 @@ func (b *bundleReader) checkTurn(t *bundleTurn, x *bundleEntry) (uuid.UUID, erro
 	}
 	if !b.at.began {
 		b.at.began, b.at.next = true, x.from
-	} else if bytes.Compare(id[:], b.at.turn[:]) <= 0 {
-		return id, b.bad("id: not in the order of ids")
 	}
 	if _, twice := b.turns[id]; twice {
 		return id, b.bad("id: %s is there twice", t.ID)
@@ -91,7 +89,7 @@ func (b *bundleReader) checkTurn(t *bundleTurn, x *bundleEntry) (uuid.UUID, erro
 	if t.Request == nil || len(request.Stop) > StopMax {
 		return id, b.bad("request: not a turn's")
 	}
-	b.at.next, b.at.turn = max(b.at.next, t.To), id
+	b.at.next = max(b.at.next, t.To)
 	b.at.turns++
 	ref := bundleTurnRef{id: id, session: b.at.session, from: int32(t.From), to: int32(t.To)}
 	if b.newIDs {

@@ -67,7 +67,6 @@ type bundlePlace struct {
 	session int32 // lines of sessions before this one are over
 	began   bool  // next, seq and the others are this session's
 	next    int   // token
-	turn    uuid.UUID
 	turns   int
 	seq     int64 // event
 	epoch   int64

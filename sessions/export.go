@@ -249,7 +249,7 @@ func (x *export) turns(ctx context.Context, ids []uuid.UUID, cuts []int32) error
 			CASE WHEN `+exportClipped+` THEN t.prompt[1:k.cut - t.tok_from] ELSE t.prompt END, t.tok_from,
 			CASE WHEN t.ended_at IS NULL THEN k.cut + 1 ELSE t.tok_to END, CASE WHEN `+exportClipped+` THEN '' ELSE t.text END,
 			coalesce(t.finish_reason, 'interrupted'), t.usage, t.error, CASE WHEN NOT `+exportClipped+` THEN t.logprobs END,
-			t.created_at, t.started_at, coalesce(t.ended_at, now())`+exportTurns+` ORDER BY k.place, t.id`, x.tenant, ids, cuts)
+			t.created_at, t.started_at, coalesce(t.ended_at, now())`+exportTurns+` ORDER BY k.place, t.tok_from, t.created_at, t.id`, x.tenant, ids, cuts)
 	if err != nil {
 		return err
 	}

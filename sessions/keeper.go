@@ -101,7 +101,7 @@ func (m *Manager) closeExpired(ctx context.Context) error {
 	for _, k := range keys {
 		// by the time it is held somebody may have used it
 		expired := func(x *row) bool {
-			return x.expires != nil && !time.Now().Before(*x.expires) && (x.state == StateIdle || x.state == StateDetached)
+			return x.expires != nil && !m.clock.now().Before(*x.expires) && (x.state == StateIdle || x.state == StateDetached)
 		}
 		limited, cancel := context.WithTimeout(ctx, ttlSessionWait)
 		_, err := m.closeSession(limited, k.tenant, sessionID(k.id), noSave, expired)

@@ -94,6 +94,7 @@ type Manager struct {
 	log  *slog.Logger
 	me   uuid.UUID // this server
 
+	clock  ledgerClock
 	writer *writer
 	hub    hub
 	reg    registration

@@ -34,7 +34,7 @@ func (m *Manager) lookAround(ctx context.Context) (doubtful bool, err error) {
 	}
 	m.peers.keep(list)
 	recovered := m.reg.recovered.Load()
-	grace := recovered != 0 && time.Since(time.Unix(0, recovered)) < graceAfterOutage
+	grace := recovered != nil && time.Since(*recovered) < graceAfterOutage
 	for _, v := range list {
 		// two servers cannot listen at one address; those without one are told apart by their locks only
 		here := !v.Self && v.Address == m.opts.Address

@@ -31,8 +31,8 @@ type registration struct {
 	// conn holds this server's advisory lock: it is free as soon as the process
 	// is gone, long before the lease is.
 	conn      *pgxpool.Conn
-	missed    bool         // the last renewal failed
-	recovered atomic.Int64 // Unix nanoseconds of the first renewal after one that failed; 0: none did
+	missed    bool                      // the last renewal failed
+	recovered atomic.Pointer[time.Time] // of the first renewal after one that failed; nil: none did
 }
 
 // removeServer removes a server and what it kept in its memory. What it put on disk stays there.
@@ -56,7 +56,7 @@ func (m *Manager) register(ctx context.Context) error {
 		return fmt.Errorf("register server: %w", err)
 	}
 	m.reg.conn = conn
-	return nil
+	return m.clock.read(ctx, conn)
 }
 
 // held is a session as this server believed to own it.
@@ -112,7 +112,7 @@ func (m *Manager) giveUp(lost []held) {
 func (m *Manager) renew(ctx context.Context) error {
 	err := m.renewLease(ctx)
 	if err == nil && m.reg.missed {
-		m.reg.recovered.Store(time.Now().UnixNano())
+		m.reg.recovered.Store(new(time.Now()))
 	}
 	m.reg.missed = err != nil
 	return err
@@ -123,7 +123,7 @@ func (m *Manager) renewLease(ctx context.Context) error {
 	if c != nil {
 		tag, err := c.Exec(ctx, `UPDATE servers SET lease_until = now() + $2::interval WHERE id = $1`, m.me, leaseTime)
 		if err == nil && tag.RowsAffected() == 1 {
-			return nil
+			return m.clock.read(ctx, c)
 		}
 		m.reg.conn = nil
 		c.Conn().Close(ctx) // and its lock with it

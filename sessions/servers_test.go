@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"time"
 
 	"rocket/engine"
 	"rocket/engine/chat"
@@ -167,7 +168,7 @@ func (r *rig) mustTakeStock() {
 func TestNoTakeoverRightAfterAnOutage(t *testing.T) {
 	a, b := twoServers(t)
 	s := a.create("package a\n")
-	b.reg.recovered.Store(clock().UnixNano())
+	b.reg.recovered.Store(new(time.Now()))
 	a.cutLease(true)
 	b.mustTakeStock()
 	if got := b.get(s.ID); got.Epoch != 1 {

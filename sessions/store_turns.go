@@ -95,13 +95,16 @@ func insertTurn(b *pgx.Batch, x *turnRow) {
 const notDeleted = ` AND EXISTS (SELECT FROM sessions own WHERE own.tenant_id = $1 AND own.id = $2 AND own.deleted_at IS NULL)`
 
 // selectTurns reads own and inherited turns of a session whose line has length
-// tokens, newest first, those older than after if it is given.
+// tokens, newest first, those older than after if it is given. Their place on
+// the line says which is newer; ids are drawn by the clock of whoever had the
+// session.
 func selectTurns(ctx context.Context, q querier, tenant string, session uuid.UUID, length int, after *uuid.UUID, limit int) ([]turnRow, error) {
 	rows, err := q.Query(ctx, linesCTE+`
 		SELECT `+turnColumns+`, l.depth > 0, l.cut
 		FROM line l JOIN turns t ON t.tenant_id = l.tenant_id AND t.session_id = l.id
-		WHERE (l.depth = 0 OR t.tok_from < l.cut AND t.tok_to > t.tok_from) AND ($4::uuid IS NULL OR t.id < $4)`+notDeleted+`
-		ORDER BY t.id DESC LIMIT $5`, tenant, session, length, after, limit)
+		WHERE (l.depth = 0 OR t.tok_from < l.cut AND t.tok_to > t.tok_from) AND ($4::uuid IS NULL OR
+				(t.tok_from, t.created_at, t.id) < (SELECT a.tok_from, a.created_at, a.id FROM turns a WHERE a.tenant_id = $1 AND a.id = $4))`+notDeleted+`
+		ORDER BY t.tok_from DESC, t.created_at DESC, t.id DESC LIMIT $5`, tenant, session, length, after, limit)
 	if err != nil {
 		return nil, ledgerError("read turns", err)
 	}

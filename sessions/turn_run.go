@@ -158,7 +158,7 @@ func (t *turn) letGo() {
 func (s *session) pump(t *turn) (over bool) {
 	tokens, st := t.run.Read(t.read)
 	t.read += len(tokens)
-	now := clock()
+	now := s.m.clock.now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.turn != t || t.final != nil {
@@ -310,7 +310,3 @@ func coldAt(r engine.Restored) *int {
 func restored(r engine.Restored) Restored {
 	return Restored{Device: r.Device, Host: r.Host, Disk: r.Disk, Recomputed: r.Recomputed}
 }
-
-// clock is the time of events: to the millisecond, which is what the ledger
-// keeps of a delta's.
-func clock() time.Time { return time.Now().UTC().Truncate(time.Millisecond) }

@@ -177,7 +177,7 @@ func (o *operation) begin(ctx context.Context, t *turn, save save) (Turn, error)
 				clearResidency(w, x)
 			}
 			if started {
-				at := clock()
+				at := s.m.clock.now()
 				r.state, r.started, r.to = TurnRunning, &at, t.promptTo()
 				events = append(events, t.startedEvent(x.epoch, at))
 			}
