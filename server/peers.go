@@ -260,17 +260,13 @@ func (c *proxied) answer(w http.ResponseWriter, resp *http.Response) error {
 // failed answers when the other server has not.
 func (c *proxied) failed(w http.ResponseWriter, _ *http.Request, err error) {
 	s := c.server
-	switch cause := context.Cause(c.ctx); {
-	case errors.Is(cause, errPeerGone), errors.Is(cause, errDraining):
+	cause := context.Cause(c.ctx)
+	switch {
+	case errors.Is(cause, errDraining):
 		writeProblem(w, s.problem(cause))
-	case c.ctx.Err() != nil:
-		writeProblem(w, s.problem(c.ctx.Err())) // the client has left: for the metrics
-	case c.body.problem() != nil:
-		writeProblem(w, c.body.problem())
-	case !notTaken(err):
-		s.log.Warn("another server did not answer a call", "server", c.place.Server, "address", c.place.Address, "err", err)
-		writeProblem(w, s.problem(errPeerGone))
-	default:
+	case c.r.Context().Err() != nil:
+		writeProblem(w, s.problem(c.r.Context().Err())) // the client has left: for the metrics
+	case notTaken(err): // nothing was sent: also where somebody else has found that server gone meanwhile
 		here, err := s.unreachable(c.r.Context(), c.place, isRead(c.r) && !c.stream)
 		if err != nil {
 			writeProblem(w, s.problem(err))
@@ -281,6 +277,13 @@ func (c *proxied) failed(w http.ResponseWriter, _ *http.Request, err error) {
 			keepBody(c.r)
 			c.next.ServeHTTP(w, c.r)
 		}
+	case errors.Is(cause, errPeerGone):
+		writeProblem(w, s.problem(cause))
+	case c.body.problem() != nil:
+		writeProblem(w, c.body.problem())
+	default:
+		s.log.Warn("another server did not answer a call", "server", c.place.Server, "address", c.place.Address, "err", err)
+		writeProblem(w, s.problem(errPeerGone))
 	}
 }
 
