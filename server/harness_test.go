@@ -84,8 +84,9 @@ type worldOptions struct {
 	listener func(net.Listener) net.Listener
 	database func(url string) string // may put something before the database
 	keyFresh time.Duration
-	logLevel slog.Leveler // default: warnings
-	beside   *world       // another server, whose ledger and, to save memory, engine it shares
+	deltas   time.Duration // sessions.Options.DeltaInterval
+	logLevel slog.Leveler  // default: warnings
+	beside   *world        // another server, whose ledger and, to save memory, engine it shares
 }
 
 func start(t testing.TB, opts worldOptions) *world {
@@ -111,7 +112,7 @@ func start(t testing.TB, opts worldOptions) *world {
 	}
 	base := "http://" + ln.Addr().String()
 	opts.server.Address = base
-	m, err := sessions.Open(t.Context(), sessions.Options{DatabaseURL: url, Engine: e, Template: l.template, Log: logger, KeyFreshFor: opts.keyFresh, Address: base})
+	m, err := sessions.Open(t.Context(), sessions.Options{DatabaseURL: url, Engine: e, Template: l.template, Log: logger, KeyFreshFor: opts.keyFresh, DeltaInterval: opts.deltas, Address: base})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -407,6 +407,7 @@ func (l smallBuffers) Accept() (net.Conn, error) {
 func TestSlowReader(t *testing.T) {
 	w := start(t, worldOptions{
 		server:   Options{LagMax: 64},
+		deltas:   1, // many events
 		listener: func(ln net.Listener) net.Listener { return smallBuffers{ln} },
 	})
 	s := w.create("package main")

@@ -38,7 +38,7 @@ func crashServer() {
 	fatal(err)
 	tmpl, err := chat.Load(nanoDir, eng.Tokenizer())
 	fatal(err)
-	m, err := Open(ctx, Options{DatabaseURL: os.Getenv(crashEnv), Engine: eng, Template: tmpl, deltaInterval: 1})
+	m, err := Open(ctx, Options{DatabaseURL: os.Getenv(crashEnv), Engine: eng, Template: tmpl, DeltaInterval: 1})
 	fatal(err)
 	s, err := m.Create(ctx, local, CreateRequest{Input: ptr("func main() {\n")})
 	fatal(err)

@@ -95,8 +95,8 @@ func openRig(t testing.TB, url string) *rig {
 
 func startRig(t testing.TB, o Options) *rig {
 	t.Helper()
-	if o.deltaInterval == 0 {
-		o.deltaInterval = time.Nanosecond // many events, whose number tests count on
+	if o.DeltaInterval == 0 {
+		o.DeltaInterval = time.Nanosecond // many events, whose number tests count on
 	}
 	m, err := Open(t.Context(), o)
 	if err != nil {

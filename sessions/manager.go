@@ -68,9 +68,9 @@ type Options struct {
 	// EventsRetention is how long events of sessions without an open turn are
 	// kept at least; 0: for good. Lineage and tokens always are.
 	EventsRetention time.Duration
+	DeltaInterval   time.Duration // 0: deltaInterval; tests that want many events have less
 
-	readMax       time.Duration // what one read, look or connection to the ledger may take. Tests wait less than the defaults.
-	deltaInterval time.Duration // 0: deltaInterval; tests that want many events have none
+	readMax time.Duration // what one read, look or connection to the ledger may take. Tests wait less than the defaults.
 }
 
 // Call is who calls, and what makes a repeated call the same call. An empty
@@ -133,8 +133,8 @@ func Open(ctx context.Context, opts Options) (*Manager, error) {
 		live: map[liveKey]*session{}, calls: map[callKey]chan struct{}{},
 		turns: map[string]int{}, tenants: map[string]tenantCount{}, checking: newGate(), importing: newGate(),
 	}
-	if m.opts.deltaInterval == 0 {
-		m.opts.deltaInterval = deltaInterval
+	if m.opts.DeltaInterval == 0 {
+		m.opts.DeltaInterval = deltaInterval
 	}
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)

@@ -20,7 +20,7 @@ func TestDeltasAreGathered(t *testing.T) {
 		t.Fatal(err)
 	}
 	// longer than the test: whatever comes has not waited for it
-	r := startRig(t, Options{DatabaseURL: pgtest.New(t), Engine: eng, Template: tmpl, deltaInterval: time.Hour})
+	r := startRig(t, Options{DatabaseURL: pgtest.New(t), Engine: eng, Template: tmpl, DeltaInterval: time.Hour})
 	s := r.create("func main() {\n")
 	kinds := func(id string) (types []EventType, tokens []int) {
 		for _, e := range r.events(id, 1, r.get(id).LastSeq) {

@@ -133,7 +133,7 @@ func (t *turn) loop() {
 		if !delta {
 			continue
 		}
-		pause.Reset(t.s.m.opts.deltaInterval)
+		pause.Reset(t.s.m.opts.DeltaInterval)
 		select {
 		case <-pause.C:
 		case <-t.run.Done():

@@ -1,12 +1,13 @@
 package bench
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
+	"io"
+	"net/http"
 	"strconv"
 	"strings"
 	"sync"
@@ -37,11 +38,17 @@ type StreamRow struct {
 	Events        int     `json:"events"`
 	TokensPerSec  float64 `json:"tokens_per_second"` // delivered, to all readers together
 	ServerUS      float64 `json:"server_us_per_token"`
+	MonitorUS     float64 `json:"runtime_monitor_us_per_token"` // of it: the thread with which the Go runtime watches over long calls to C, the engine's
 	DeliveryUS    float64 `json:"server_us_per_token_and_reader"`
 	DelayMSP50    float64 `json:"delay_ms_p50"` // from the event's own time, which is in whole milliseconds
 	DelayMSP99    float64 `json:"delay_ms_p99"`
+	GapMSP50      float64 `json:"gap_ms_p50"` // between two deltas at a reader
+	GapMSP99      float64 `json:"gap_ms_p99"`
 	LostOrTwice   int     `json:"events_lost_or_twice"`
 	EngineCPUSecs float64 `json:"engine_cpu_seconds"`
+	ServerCPUSecs float64 `json:"server_cpu_seconds"`
+	LoadCPUSecs   float64 `json:"load_cpu_seconds"` // of the readers' process
+	Seconds       float64 `json:"seconds"`
 }
 
 // StreamResult is what streams cost.
@@ -49,11 +56,20 @@ type StreamResult struct {
 	Rows            []StreamRow `json:"rows"`
 	IdleSockets     int         `json:"idle_sockets"`
 	IdleSocketBytes float64     `json:"bytes_per_idle_socket"` // growth of the server's resident memory
+
+	*DetachedResult // where it was measured
 }
 
 // Streams measures a server from outside.
 func Streams(ctx context.Context, o StreamOptions, progress Progress) (StreamResult, error) {
 	var out StreamResult
+	id, err := o.Session(ctx)
+	if err == nil {
+		err = o.Turn(ctx, id, warmTokens)
+	}
+	if err != nil {
+		return out, fmt.Errorf("warm up: %w", err)
+	}
 	for i, n := range o.Readers {
 		row, err := o.row(ctx, n)
 		if err != nil {
@@ -73,12 +89,41 @@ func Streams(ctx context.Context, o StreamOptions, progress Progress) (StreamRes
 	return out, nil
 }
 
+// warmTokens are generated before anything is measured.
+const warmTokens = 64
+
 // streamFrame is what a reader looks at.
 type streamFrame struct {
 	Type   string    `json:"type"`
 	Seq    int64     `json:"seq"`
 	Tokens []int32   `json:"tokens"`
 	Time   time.Time `json:"time"`
+}
+
+// parseFrame takes a delta apart by hand: the readers share the machine with what they measure.
+func parseFrame(data []byte) (kind string, seq int64, tokens int, at time.Time, err error) {
+	field := func(name string, end byte) string {
+		_, rest, ok := bytes.Cut(data, []byte(name))
+		n := bytes.IndexByte(rest, end)
+		if !ok || n < 0 {
+			return ""
+		}
+		return string(rest[:n])
+	}
+	if list := field(`,"tokens":[`, ']'); list != "" && field(`"type":"`, '"') == "turn.delta" {
+		seq, err = strconv.ParseInt(field(`{"seq":`, ','), 10, 64)
+		if err == nil {
+			at, err = time.Parse(time.RFC3339Nano, field(`"time":"`, '"'))
+		}
+		if err == nil {
+			return "turn.delta", seq, strings.Count(list, ",") + 1, at, nil
+		}
+	}
+	var f streamFrame
+	if err := json.Unmarshal(data, &f); err != nil {
+		return "", 0, 0, at, fmt.Errorf("decode frame: %w", err)
+	}
+	return f.Type, f.Seq, len(f.Tokens), f.Time, nil
 }
 
 // reader follows a session and notes what came.
@@ -88,6 +133,7 @@ type reader struct {
 	events int
 	wrong  int
 	delays []float64
+	gaps   []float64
 }
 
 func (o StreamOptions) dial(ctx context.Context, id string) (*reader, error) {
@@ -103,30 +149,35 @@ func (o StreamOptions) dial(ctx context.Context, id string) (*reader, error) {
 // read takes frames up to the end of the turn. joined is called at the frame that says where reading begins.
 func (r *reader) read(ctx context.Context, joined func()) error {
 	next := int64(0)
+	var last time.Time
 	for {
 		_, data, err := r.conn.Read(ctx)
 		if err != nil {
 			return err
 		}
 		now := time.Now()
-		var f streamFrame
-		if err := json.Unmarshal(data, &f); err != nil {
-			return fmt.Errorf("decode frame: %w", err)
+		kind, seq, tokens, at, err := parseFrame(data)
+		if err != nil {
+			return err
 		}
-		if f.Type == "subscribed" {
+		if kind == "subscribed" {
 			joined()
 			continue
 		}
-		if next != 0 && f.Seq != next {
+		if next != 0 && seq != next {
 			r.wrong++
 		}
-		next = f.Seq + 1
+		next = seq + 1
 		r.events++
-		if f.Type == "turn.delta" {
-			r.tokens += len(f.Tokens)
-			r.delays = append(r.delays, ms(now.Sub(f.Time)))
+		if kind == "turn.delta" {
+			r.tokens += tokens
+			r.delays = append(r.delays, ms(now.Sub(at)))
+			if !last.IsZero() {
+				r.gaps = append(r.gaps, ms(now.Sub(last)))
+			}
+			last = now
 		}
-		if f.Type == "turn.completed" {
+		if kind == "turn.completed" {
 			return nil
 		}
 	}
@@ -134,6 +185,9 @@ func (r *reader) read(ctx context.Context, joined func()) error {
 
 func (o StreamOptions) row(ctx context.Context, n int) (StreamRow, error) {
 	row := StreamRow{Readers: n, Tokens: o.Tokens}
+	if err := o.settle(ctx); err != nil {
+		return row, err
+	}
 	id, err := o.Session(ctx)
 	if err != nil {
 		return row, err
@@ -160,6 +214,10 @@ func (o StreamOptions) row(ctx context.Context, n int) (StreamRow, error) {
 		})
 	}
 	joined.Wait()
+	load, err := ownCPU()
+	if err != nil {
+		return row, err
+	}
 	before, err := cpuOf(o.PID)
 	if err != nil {
 		return row, err
@@ -174,27 +232,32 @@ func (o StreamOptions) row(ctx context.Context, n int) (StreamRow, error) {
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return row, err
 	}
+	loaded, err := ownCPU()
 	row.fill(readers, took, before, after)
-	return row, nil
+	row.LoadCPUSecs = (loaded - load).Seconds()
+	return row, err
 }
 
 func (row *StreamRow) fill(readers []*reader, took time.Duration, before, after cpuTime) {
-	var delays []float64
+	var delays, gaps []float64
 	tokens := 0
 	for _, r := range readers {
 		tokens += r.tokens
 		row.Events = max(row.Events, r.events)
 		row.LostOrTwice += r.wrong
-		delays = append(delays, r.delays...)
+		delays, gaps = append(delays, r.delays...), append(gaps, r.gaps...)
 	}
 	if want := row.Tokens * row.Readers; tokens != want {
 		row.LostOrTwice += want - tokens
 	}
 	row.TokensPerSec = float64(tokens) / took.Seconds()
 	row.ServerUS = us(after.server-before.server) / float64(row.Tokens)
+	row.MonitorUS = us(after.monitor-before.monitor) / float64(row.Tokens)
 	row.DeliveryUS = row.ServerUS / float64(row.Readers)
 	row.EngineCPUSecs = (after.engine - before.engine).Seconds()
+	row.ServerCPUSecs, row.Seconds = (after.server - before.server).Seconds(), took.Seconds()
 	row.DelayMSP50, row.DelayMSP99 = percentile(delays, 0.5), percentile(delays, 0.99)
+	row.GapMSP50, row.GapMSP99 = percentile(gaps, 0.5), percentile(gaps, 0.99)
 }
 
 // dialAtOnce bounds handshakes under way.
@@ -222,6 +285,9 @@ func (o StreamOptions) connect(ctx context.Context, id string, n int) ([]*reader
 
 // idle opens sockets that only get the frame which says where they are, and compares resident memory.
 func (o StreamOptions) idle(ctx context.Context) (float64, error) {
+	if err := o.settle(ctx); err != nil {
+		return 0, err
+	}
 	id, err := o.Session(ctx)
 	if err != nil {
 		return 0, err
@@ -250,78 +316,32 @@ func (o StreamOptions) idle(ctx context.Context) (float64, error) {
 	return float64(after-before) / float64(o.Idle), err
 }
 
-// cpuTime is a process's CPU, the engine's threads apart.
-type cpuTime struct{ server, engine time.Duration }
+// settleEvery is how often it is looked whether the sockets of the last row are gone.
+const settleEvery = 50 * time.Millisecond
 
-// engineThreads begin with this name.
-const engineThreads = "rk-"
-
-// cpuOf sums the threads of a process, from /proc.
-func cpuOf(pid int) (cpuTime, error) {
-	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
-	if err != nil || len(tasks) == 0 {
-		return cpuTime{}, fmt.Errorf("no threads of process %d under /proc: %w", pid, err)
-	}
-	var out cpuTime
-	for _, path := range tasks {
-		text, err := os.ReadFile(path)
-		if errors.Is(err, os.ErrNotExist) {
-			continue // the thread has ended; the runtime keeps almost all of its threads
-		}
+// settle waits until the server has no sockets: ending those of one row must not count in the next.
+func (o StreamOptions) settle(ctx context.Context) error {
+	for {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, o.URL+"/metrics", nil)
 		if err != nil {
-			return out, fmt.Errorf("read a thread's times: %w", err)
+			return err
 		}
-		name, ticks, err := parseStat(string(text))
+		resp, err := http.DefaultClient.Do(req)
 		if err != nil {
-			return out, fmt.Errorf("%s: %w", path, err)
+			return fmt.Errorf("read metrics: %w", err)
 		}
-		d := time.Duration(ticks) * time.Second / ticksPerSecond
-		if strings.HasPrefix(name, engineThreads) {
-			out.engine += d
-		} else {
-			out.server += d
-		}
-	}
-	return out, nil
-}
-
-// ticksPerSecond is the unit of /proc's times: USER_HZ, 100 on Linux whatever the kernel's own rate.
-const ticksPerSecond = 100
-
-// parseStat reads a thread's name and its user and system ticks: fields 2, 14 and 15 of proc_pid_stat(5). The name may
-// hold spaces and brackets.
-func parseStat(text string) (name string, ticks int64, err error) {
-	open, end := strings.IndexByte(text, '('), strings.LastIndexByte(text, ')')
-	if open < 0 || end < open {
-		return "", 0, fmt.Errorf("no thread name in %q", text)
-	}
-	fields := strings.Fields(text[end+1:])
-	if len(fields) < 13 {
-		return "", 0, fmt.Errorf("%d fields after the name", len(fields))
-	}
-	for _, f := range fields[11:13] {
-		n, err := strconv.ParseInt(f, 10, 64)
+		text, err := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
 		if err != nil {
-			return "", 0, fmt.Errorf("times: %w", err)
+			return fmt.Errorf("read metrics: %w", err)
 		}
-		ticks += n
+		if bytes.Contains(text, []byte("\nrocket_websocket_connections 0\n")) {
+			return nil
+		}
+		select {
+		case <-time.After(settleEvery):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
-	return text[open+1 : end], ticks, nil
-}
-
-// residentOf is a process's resident memory in bytes.
-func residentOf(pid int) (int64, error) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
-	if err != nil {
-		return 0, fmt.Errorf("read memory use: %w", err)
-	}
-	fields := strings.Fields(string(text))
-	if len(fields) < 2 {
-		return 0, fmt.Errorf("memory use is %q", text)
-	}
-	pages, err := strconv.ParseInt(fields[1], 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("memory use: %w", err)
-	}
-	return pages * int64(os.Getpagesize()), nil
 }
