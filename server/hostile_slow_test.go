@@ -27,30 +27,30 @@ func (c *rawConn) dribble(text string) {
 // TestSlowClients: whoever sends slowly, or stops, is ended or answered, with
 // or without a key, and takes nothing from others meanwhile.
 func TestSlowClients(t *testing.T) {
-	const each = 4
+	const each = 2
 	h := startHostile(t, worldOptions{})
 	before := h.goroutines()
 	base := heap()
 	json := "Content-Type: application/json"
 	post := h.with("POST "+pathSessions, json)
-	plain := func(status ...int) func(*rawConn) {
-		return func(c *rawConn) {
+	plain := func(status ...int) func(string, *rawConn) {
+		return func(name string, c *rawConn) {
 			if a := c.answer(); !slices.Contains(status, a.status) {
-				t.Errorf("status %d %s, want %d", a.status, a.body, status)
+				t.Errorf("%s: status %d %s, want %d", name, a.status, a.body, status)
 			}
-			c.ends("after the answer")
+			c.ends(name + ": after the answer")
 		}
 	}
 	// a connection may be closed without an answer, as net/http does for headers
-	cut := func(c *rawConn) {
+	cut := func(name string, c *rawConn) {
 		if a := c.answer(); a.status != 0 && a.status != http.StatusRequestTimeout && a.status != http.StatusBadRequest && a.status != http.StatusRequestHeaderFieldsTooLarge {
-			t.Errorf("status %d", a.status)
+			t.Errorf("%s: status %d", name, a.status)
 		}
-		c.ends("headers")
+		c.ends(name)
 	}
-	policy := func(c *rawConn) {
+	policy := func(name string, c *rawConn) {
 		if _, code, reason := c.closed(); code != 1008 || !strings.Contains(reason, "longer than") {
-			t.Errorf("close %d %q", code, reason)
+			t.Errorf("%s: close %d %q", name, code, reason)
 		}
 	}
 	var all sync.WaitGroup
@@ -58,7 +58,7 @@ func TestSlowClients(t *testing.T) {
 		open  func() *rawConn
 		first string
 		again string // is sent until the end
-		end   func(*rawConn)
+		end   func(string, *rawConn)
 	}{
 		"nothing":                 {h.connect, "", "", cut},
 		"half a line":             {h.connect, "GET /v1/ses", "", cut},
@@ -71,11 +71,11 @@ func TestSlowClients(t *testing.T) {
 		"half a chunk":            {h.connect, post + "Transfer-Encoding: chunked\r\n\r\nff\r\n{", "", plain(http.StatusRequestTimeout)},
 		"chunks without an end":   {h.connect, post + "Transfer-Encoding: chunked\r\n\r\n", "1\r\n \r\n", plain(http.StatusRequestTimeout)},
 		"trailers without an end": {h.connect, post + "Transfer-Encoding: chunked\r\n\r\n0\r\n", "X-A: b\r\n", plain(http.StatusBadRequest)},
-		"body that waits to be asked": {h.connect, post + "Expect: 100-continue\r\nContent-Length: 100\r\n\r\n", "", func(c *rawConn) {
+		"body that waits to be asked": {h.connect, post + "Expect: 100-continue\r\nContent-Length: 100\r\n\r\n", "", func(name string, c *rawConn) {
 			if a := c.answer(); a.status != http.StatusContinue {
-				t.Errorf("status %d", a.status)
+				t.Errorf("%s: status %d", name, a.status)
 			}
-			plain(http.StatusRequestTimeout)(c)
+			plain(http.StatusRequestTimeout)(name, c)
 		}},
 		"half a bundle":                      {h.connect, h.with("POST "+pathImport, "Content-Type: "+bundleType, "Content-Length: 1000000") + "\r\n{\"type\":", "", plain(http.StatusRequestTimeout, http.StatusServiceUnavailable)}, // one at a time
 		"no key, half a body":                {h.connect, "POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{", "", plain(http.StatusUnauthorized)},
@@ -101,10 +101,7 @@ func TestSlowClients(t *testing.T) {
 				if a.again != "" {
 					go c.dribble(a.again)
 				}
-				a.end(c)
-				if t.Failed() {
-					t.Logf("%s: failed by now", name)
-				}
+				a.end(name, c)
 				c.Close()
 			})
 		}
@@ -124,7 +121,7 @@ func TestSlowClients(t *testing.T) {
 // answer, is cut after WriteTimeout and holds nothing from then on; the turn
 // it would not look at ends.
 func TestReadersThatStop(t *testing.T) {
-	const each = 8
+	const each = 4
 	h := startHostile(t, worldOptions{
 		server:   Options{WriteTimeout: 500 * time.Millisecond, Heartbeat: 100 * time.Millisecond},
 		listener: func(ln net.Listener) net.Listener { return smallBuffers{ln} },

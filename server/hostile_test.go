@@ -32,7 +32,7 @@ type hostile struct {
 // shortTimes end slow clients soon, and not those that a busy machine holds up
 // for a moment.
 var shortTimes = times{
-	header: time.Second, bodyRead: 700 * time.Millisecond, bodyAll: time.Second, bodyLeft: 500 * time.Millisecond, frame: 700 * time.Millisecond, idle: time.Second,
+	header: 2 * time.Second, bodyRead: time.Second, bodyAll: 1500 * time.Millisecond, bodyLeft: time.Second, frame: 1500 * time.Millisecond, idle: 2 * time.Second,
 }
 
 func startHostile(t *testing.T, opts worldOptions) *hostile {
@@ -51,12 +51,22 @@ func startHostile(t *testing.T, opts worldOptions) *hostile {
 	return h
 }
 
-// works fails the test unless another client's turn runs to its end.
+// works fails the test unless another client's turn runs to its end. The server
+// is short of patience with that client too, and on a busy machine it may be
+// slow once.
 func (h *hostile) works() {
 	h.t.Helper()
-	if turn, err := h.victim.RunTurn(h.ctx(), h.work, greedy(3), client.CallOptions{}); err != nil || len(turn.Tokens) != 3 {
-		h.t.Errorf("another client's turn: %v, %v", turn.Tokens, err)
+	var err error
+	for range 3 {
+		var turn client.Turn
+		if turn, err = h.victim.RunTurn(h.ctx(), h.work, greedy(3), client.CallOptions{}); err == nil {
+			if len(turn.Tokens) != 3 {
+				h.t.Errorf("another client's turn has %d tokens", len(turn.Tokens))
+			}
+			return
+		}
 	}
+	h.t.Errorf("another client's turn: %v", err)
 }
 
 // settled fails the test unless what an attack took is given back.
