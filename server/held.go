@@ -109,7 +109,7 @@ func (c *wsConn) linger() {
 	if c.tcp.CloseWrite() != nil || c.tcp.SetReadDeadline(time.Now().Add(lingerTime)) != nil {
 		return
 	}
-	_, _ = io.CopyN(io.Discard, c.tcp, lingerBytes) // its end, mostly
+	_, _ = io.CopyN(io.Discard, c.tcp.Conn, lingerBytes) // its end, mostly; the library may read beside it
 }
 
 // frameReader reads the frames of one socket. Only the socket's reader uses it.
