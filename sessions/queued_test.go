@@ -1,6 +1,7 @@
 package sessions
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"testing"
@@ -9,8 +10,8 @@ import (
 )
 
 // TestQueuedTurnsByTurnsOfTenants: a tenant's backlog, older than everybody
-// else's turns, leaves them their places; sessions of a server, deleted ones
-// and turns that run are left out.
+// else's turns, leaves them their places; sessions of another server, deleted
+// ones and turns that run are left out.
 func TestQueuedTurnsByTurnsOfTenants(t *testing.T) {
 	r := newRig(t)
 	ctx := t.Context()
@@ -47,7 +48,11 @@ func TestQueuedTurnsByTurnsOfTenants(t *testing.T) {
 		queue("a", "queued", nobodys)
 	}
 	queue("a", "running", nobodys)
-	queue("b", "queued", "owner_server = '"+r.me.String()+"'")
+	other := uuid.New()
+	if _, err := tx.Exec(ctx, `INSERT INTO servers (id, lease_until) VALUES ($1, now() + interval '1 hour')`, other); err != nil {
+		t.Fatal(err)
+	}
+	queue("b", "queued", "owner_server = '"+other.String()+"'")
 	queue("b", "queued", nobodys+", state = 'closed', closed_at = now(), deleted_at = now(), kept_to = 0")
 	queue("b", "queued", nobodys)
 	queue("b", "queued", nobodys)
@@ -75,5 +80,46 @@ func TestQueuedTurnsByTurnsOfTenants(t *testing.T) {
 		if !slices.Equal(got, c.want) {
 			t.Errorf("%d a tenant, %d in all: %v, want %v", c.perTenant, c.most, got, c.want)
 		}
+	}
+}
+
+// TestQueuedTurnOfASessionThatAForkGotFirst: a server dies with a queued turn,
+// and before anybody has started that one, a fork makes the session another
+// server's. The turn runs all the same.
+func TestQueuedTurnOfASessionThatAForkGotFirst(t *testing.T) {
+	r := newRig(t)
+	ctx := t.Context()
+	s := r.create("func main() {")
+	if _, err := r.Release(ctx, DefaultTenant, s.ID, ReleaseRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	req := TurnRequest{MaxTokens: ptr(3), IgnoreEOS: true}
+	if err := checkTurn(&req); err != nil {
+		t.Fatal(err)
+	}
+	request, err := json.Marshal(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	session, err := parseSession(s.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := newID()
+	r.exec(`INSERT INTO turns (tenant_id, id, session_id, state, request, seed, prompt, tok_from, prompt_to, tok_to, created_at)
+		VALUES ($1, $2, $3, 'queued', $4, 0, '{}', $5, $5, $5, now())`, DefaultTenant, id, session, request, s.Length)
+	r.exec(`UPDATE sessions SET state = 'running', turn_count = 1, rev = rev + 1, epoch = epoch + 1 WHERE id = $1`, session)
+	r.fork(s.ID, ForkRequest{})
+	if err := r.takeStock(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.wait(s.ID, turnID(id)); got.State != TurnCompleted || len(got.Tokens) != 3 {
+		t.Errorf("%+v", got)
+	}
+	if err := r.takeStock(ctx); err != nil { // there is nothing more to start
+		t.Fatal(err)
+	}
+	if got := r.get(s.ID); got.State != StateIdle || got.TurnCount != 1 || got.Length != s.Length+3 {
+		t.Errorf("%+v", got)
 	}
 }
