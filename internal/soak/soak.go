@@ -40,9 +40,10 @@ const (
 	restMax    = time.Second            // how long a killed server may stay away while others serve
 	drained    = 6                      // one kill of so many comes while the server stops in order,
 	drainMax   = 300 * time.Millisecond // within this long after it was asked to
+	together   = 8                      // of several servers two die in one kill of so many
 	frozen     = 15                     // one server of several stands still before one kill of so many,
 	frozenMin  = 14 * time.Second       // for a time around what a lease lasts
-	frozenMax  = 18 * time.Second
+	frozenMax  = 22 * time.Second
 	againMax   = 700 * time.Millisecond // of the moment of a kill during the recovery from the one before
 	answerTime = time.Minute            // for a call, with all its repetitions
 )
@@ -205,13 +206,23 @@ func (r *run) kill(ctx context.Context, s *server) (round int, err error) {
 	}
 	s.kill(drain)
 	r.book.killed()
+	other := r.servers[(s.n+1)%len(r.servers)]
+	both := other != s && r.r.IntN(together) == 0
+	if both {
+		other.kill(0)
+		r.book.killed()
+	}
 	round = r.gate.raise(false)
-	if len(r.servers) > 1 {
+	if other != s {
 		if err := pause(ctx, r.within(restMax)); err != nil {
 			return round, err
 		}
 	}
-	return round, s.start()
+	err = s.start()
+	if both {
+		err = errors.Join(err, other.start())
+	}
+	return round, err
 }
 
 // killRecovering kills a server that was killed just now once more, before it
