@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
 
 	"rocket/engine/chat"
 	"rocket/internal/localpg/pgtest"
@@ -83,6 +84,51 @@ func TestReadsOverHalfOpenConnections(t *testing.T) {
 	for range poolConnsMax { // those that the reset has cost the pool
 		until(t, "check", func() (any, error) { return nil, l.Check(t.Context(), DefaultTenant) })
 	}
+}
+
+// A server whose lost connection keeps its lock for a while takes the lock when
+// it is free: without it others take the server for dead as soon as they cannot
+// connect.
+func TestLockOfALostConnection(t *testing.T) {
+	if *faults == 0 {
+		t.Skip("waits for renewals of the lease")
+	}
+	url := pgtest.New(t)
+	p := pgtest.NewProxy(t, url)
+	l := &lossy{openRig(t, p.URL), p}
+	beside := must(pgx.Connect(t.Context(), url))
+	defer beside.Close(t.Context())
+	locks := func() (n int) {
+		err := beside.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks k JOIN pg_stat_activity a USING (pid)
+			WHERE k.locktype = 'advisory' AND k.granted AND a.application_name = $1`, "rocket "+l.me.String()).Scan(&n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	renewed := func() { // twice: one may have been under way
+		for range 2 {
+			var was, now time.Time
+			waitFor(t, func() bool {
+				if err := beside.QueryRow(t.Context(), `SELECT lease_until FROM servers WHERE id = $1`, l.me).Scan(&now); err != nil {
+					t.Fatal(err)
+				}
+				if was.IsZero() {
+					was = now
+				}
+				return now.After(was)
+			})
+		}
+	}
+	p.CloseLate(true)
+	p.Drop()
+	renewed()          // over a new connection
+	p.CloseLate(false) // the old one ends, and the lock with it
+	renewed()
+	if n := locks(); n != 1 {
+		t.Errorf("%d connections of a living server have its lock", n)
+	}
+	until(t, "check", func() (any, error) { return nil, l.Check(t.Context(), DefaultTenant) })
 }
 
 // A turn whose commits are swallowed stands still when it is time, not when

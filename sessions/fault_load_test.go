@@ -139,7 +139,7 @@ func TestLinearizableUnderFaults(t *testing.T) {
 			h := linear.NewHistory()
 			load := l.load(seed+n, h, 3)
 			if *faults == 0 {
-				load.Calls = 10
+				load.Clients, load.Calls = 5, 10
 			}
 			x := l.reader()
 			for _, id := range load.Alive() {

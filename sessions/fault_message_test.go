@@ -36,7 +36,7 @@ func newLossy(t *testing.T) *lossy {
 
 // everyLoss runs one for the loss of the first message after it calls arm, then
 // of the second, until nothing is lost any more; then the same with answers. A
-// short run takes one of the two, and about every second message.
+// short run takes one of the two, and leaves about every second message out.
 func (l *lossy) everyLoss(t *testing.T, one func(name string, arm func())) {
 	losses := 0
 	kinds := []string{"message", "answer to message"}
@@ -47,7 +47,7 @@ func (l *lossy) everyLoss(t *testing.T, one func(name string, arm func())) {
 		set := map[string]func(int) <-chan struct{}{"message": l.p.LoseAt, "answer to message": l.p.LoseAnswerAt}[fault]
 		for i := 1; ; i++ {
 			if *faults == 0 {
-				i += rand.IntN(2)
+				i += rand.IntN(3)
 			}
 			if i > messagesMax {
 				t.Fatalf("more than %d messages", messagesMax)

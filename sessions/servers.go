@@ -31,6 +31,7 @@ type registration struct {
 	// conn holds this server's advisory lock: it is free as soon as the process
 	// is gone, long before the lease is.
 	conn      *pgxpool.Conn
+	locked    bool                      // conn has the lock
 	missed    bool                      // the last renewal failed
 	recovered atomic.Pointer[time.Time] // of the first renewal after one that failed; nil: none did
 }
@@ -48,7 +49,7 @@ func (m *Manager) register(ctx context.Context) error {
 	}
 	lost, err := m.enlist(ctx, conn)
 	if err == nil {
-		_, err = conn.Exec(ctx, `SELECT pg_try_advisory_lock(hashtextextended($1, 0))`, m.me.String())
+		m.reg.locked, err = m.takeLock(ctx, conn)
 	}
 	m.giveUp(lost)
 	if err != nil {
@@ -57,6 +58,13 @@ func (m *Manager) register(ctx context.Context) error {
 	}
 	m.reg.conn = conn
 	return m.clock.read(ctx, conn)
+}
+
+// takeLock tries to take this server's advisory lock. A connection that was
+// lost may hold it until Postgres has noticed.
+func (m *Manager) takeLock(ctx context.Context, conn *pgxpool.Conn) (taken bool, err error) {
+	err = conn.QueryRow(ctx, `SELECT pg_try_advisory_lock(hashtextextended($1, 0))`, m.me.String()).Scan(&taken)
+	return taken, err
 }
 
 // held is a session as this server believed to own it.
@@ -123,6 +131,11 @@ func (m *Manager) renewLease(ctx context.Context) error {
 	if c != nil {
 		tag, err := c.Exec(ctx, `UPDATE servers SET lease_until = now() + $2::interval WHERE id = $1`, m.me, leaseTime)
 		if err == nil && tag.RowsAffected() == 1 {
+			if !m.reg.locked {
+				if m.reg.locked, err = m.takeLock(ctx, c); err != nil {
+					return err
+				}
+			}
 			return m.clock.read(ctx, c)
 		}
 		m.reg.conn = nil

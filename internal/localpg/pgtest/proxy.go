@@ -121,6 +121,16 @@ func (p *Proxy) Reset() {
 	}
 }
 
+// Drop loses the clients' ends of all connections. With CloseLate the server
+// has not noticed yet.
+func (p *Proxy) Drop() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for x := range p.pairs {
+		x.client.Close()
+	}
+}
+
 // HalfOpen makes the connections that there are, and those to come, swallow
 // what they are given. Nobody is told.
 func (p *Proxy) HalfOpen() {
