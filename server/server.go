@@ -13,6 +13,8 @@
 //     that they exist. API keys are in no log, error or answer.
 //   - Events are never merged here: every reader sees the same seq numbers.
 //   - Errors become HTTP in one place, errors.go.
+//   - Of several servers on a ledger the one that has a session answers its
+//     calls; another one passes them on, once, in the caller's name (peers.go).
 //   - Every goroutine ends when its request or Serve ends.
 package server
 
