@@ -138,6 +138,7 @@ func TestLinearizableUnderFaults(t *testing.T) {
 			l := newLossy(t)
 			h := linear.NewHistory()
 			load := l.load(seed+n, h, 3)
+			load.Clients, load.Calls, load.Do = 6, 18, l.patient(load.Do)
 			if *faults == 0 {
 				load.Clients, load.Calls = 5, 10
 			}
