@@ -54,7 +54,7 @@ type book struct {
 	log  io.Writer
 	stop context.CancelCauseFunc
 
-	acknowledged, read, repeated, restored, wrongs, killCount atomic.Int64
+	acknowledged, read, repeated, restored, wrongs, stale, killCount atomic.Int64
 
 	mu       sync.Mutex
 	findings []finding       // guarded by mu

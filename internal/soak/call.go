@@ -72,6 +72,12 @@ func settled[T any](ctx context.Context, a *agent, what string, fn func(ctx cont
 		wait := refusedPause
 		switch outcomeOf(err) {
 		case answered:
+			if len(a.run.servers) > 1 && client.CodeOf(err) == "turn_in_progress" {
+				// A server that stood still answers from memory until it learns that its sessions are others' now.
+				// Nothing was done; what is never true any more ends in a fault.
+				a.run.book.stale.Add(1)
+				break
+			}
 			if inDoubt {
 				a.run.book.repeated.Add(1)
 			}

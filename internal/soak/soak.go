@@ -267,7 +267,8 @@ func (r *run) whole(ctx context.Context, round int, up time.Duration) error {
 	rep := r.book.report()
 	what := fmt.Sprintf("kill %d of %d: serving again after %.1f s", rep.Kills, r.opts.Kills, up.Seconds())
 	if _, last := r.gate.now(); last {
-		what = fmt.Sprintf("at the end (readers saw %d committed events, %d tokens of detached sessions came from the disk)", r.book.read.Load(), r.book.restored.Load())
+		what = fmt.Sprintf("at the end (readers saw %d committed events, %d tokens of detached sessions came from the disk, %d calls were refused for a turn that had ended)",
+			r.book.read.Load(), r.book.restored.Load(), r.book.stale.Load())
 	}
 	fmt.Fprintf(r.opts.Log, "%s %s, %d sessions checked in %.1f s; %d acknowledged, %d calls repeated, lost %d, duplicated %d\n",
 		time.Now().UTC().Format(timeFormat), what, len(all), time.Since(began).Seconds(), rep.Acknowledged, r.book.repeated.Load(), rep.Lost, rep.Duplicated)
