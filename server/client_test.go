@@ -88,8 +88,8 @@ func TestFollowOverBrokenConnections(t *testing.T) {
 		t.Run(map[bool]string{false: "websocket", true: "events"}[sse], func(t *testing.T) {
 			w := start(t, worldOptions{})
 			s := w.create("package main")
-			f, api := newFlaky(t, w.base, 6000, 8)
-			if _, err := w.api.StartTurn(w.ctx(), s.ID, greedy(300), client.CallOptions{}); err != nil {
+			f, api := newFlaky(t, w.base, 2500, 8)
+			if _, err := w.api.StartTurn(w.ctx(), s.ID, greedy(900), client.CallOptions{}); err != nil {
 				t.Fatal(err)
 			}
 			var got []client.Event

@@ -63,8 +63,15 @@ func (c *batchConn) Write(p []byte) (int, error) {
 	return c.held.Write(p)
 }
 
-// CloseWrite ends this side only.
+// CloseWrite ends this side only, after what was gathered.
 func (c *batchConn) CloseWrite() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.held != nil {
+		if err := c.flushLocked(); err != nil {
+			return err
+		}
+	}
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
 	}
