@@ -14,7 +14,8 @@ const (
 	// flushDelay is how long the first tokens of a batch wait for more, of
 	// their own session and of others. Readers have them already; a crash costs
 	// that much recomputation. Starts and ends of turns do not wait.
-	flushDelay = 20 * time.Millisecond
+	// Of a fast model's tokens a commit costs more than sending them.
+	flushDelay = 50 * time.Millisecond
 
 	// While the ledger does not answer, turns decode on for ledgerHoldAfter
 	// (or to engine.MaxUncommitted tokens), then stand still, and fail after
@@ -30,11 +31,11 @@ const (
 // sessions have seen since its last commit goes into one transaction.
 type writer struct {
 	m    *Manager
-	kick chan struct{} // capacity 1
 	rush chan struct{} // capacity 1; do not wait for more
 
-	mu   sync.Mutex
-	list []*session // guarded by mu; sessions with something pending
+	mu    sync.Mutex
+	list  []*session  // guarded by mu; sessions with something pending
+	delay *time.Timer // runs from the first session on the list on
 
 	downSince atomic.Int64 // Unix nanoseconds; 0: the last batch was committed
 	awayMax   time.Duration
@@ -42,7 +43,9 @@ type writer struct {
 }
 
 func newWriter(m *Manager) *writer {
-	return &writer{m: m, kick: make(chan struct{}, 1), rush: make(chan struct{}, 1), awayMax: ledgerAwayMax, holdAfter: ledgerHoldAfter}
+	delay := time.NewTimer(flushDelay)
+	delay.Stop()
+	return &writer{m: m, rush: make(chan struct{}, 1), delay: delay, awayMax: ledgerAwayMax, holdAfter: ledgerHoldAfter}
 }
 
 // add puts a session on the list. urgent cuts the delay short.
@@ -50,10 +53,11 @@ func (w *writer) add(s *session, urgent bool) {
 	w.mu.Lock()
 	if !s.queued {
 		s.queued = true
-		w.list = append(w.list, s)
+		if w.list = append(w.list, s); len(w.list) == 1 {
+			w.delay.Reset(flushDelay)
+		}
 	}
 	w.mu.Unlock()
-	signal(w.kick)
 	if urgent {
 		signal(w.rush)
 	}
@@ -67,17 +71,9 @@ func signal(c chan struct{}) {
 }
 
 func (w *writer) loop() {
-	delay := time.NewTimer(0)
-	<-delay.C
 	for {
 		select {
-		case <-w.kick:
-		case <-w.m.ctx.Done():
-			return
-		}
-		delay.Reset(flushDelay)
-		select {
-		case <-delay.C:
+		case <-w.delay.C:
 		case <-w.rush:
 		case <-w.m.ctx.Done():
 			return

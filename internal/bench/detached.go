@@ -22,7 +22,7 @@ type DetachedOptions struct {
 type DetachedResult struct {
 	Sessions    int     `json:"sessions"`
 	HeapBytes   float64 `json:"bytes_per_idle_session"`         // Go heap after a collection; sessions that share all of their line with others
-	OwnBytes    float64 `json:"bytes_per_idle_session_cached"`  // the same of sessions with a turn of their own: with the cache's bookkeeping of it
+	OwnBytes    float64 `json:"bytes_per_idle_session_cached"`  // the same of sessions with a turn of their own: with the cache's bookkeeping of it, without host_bytes
 	HostBytes   float64 `json:"host_bytes_per_session_cached"`  // pages and states of the second kind in host memory: the cache's
 	Live        int     `json:"sessions_in_memory"`             // that are left in the server's map
 	LedgerBytes float64 `json:"ledger_bytes_per_idle_session"`  // growth of the database
@@ -62,7 +62,8 @@ func Detached(ctx context.Context, s IdleServer, o DetachedOptions, progress Pro
 		if kind == 0 {
 			out.HeapBytes, out.LedgerBytes = bytes, float64(after.ledger-before.ledger)/n
 		} else {
-			out.OwnBytes, out.HostBytes = bytes, float64(s.Engine.Stats().HostBytes-host)/n
+			out.HostBytes = float64(s.Engine.Stats().HostBytes-host) / n
+			out.OwnBytes = bytes - out.HostBytes // the host tier is on this heap too
 		}
 	}
 	out.Live, err = o.Live(ctx)

@@ -70,22 +70,22 @@ func Streams(ctx context.Context, o StreamOptions, progress Progress) (StreamRes
 	if err != nil {
 		return out, fmt.Errorf("warm up: %w", err)
 	}
-	for i, n := range o.Readers {
-		row, err := o.row(ctx, n)
-		if err != nil {
-			return out, fmt.Errorf("%d readers: %w", n, err)
-		}
-		out.Rows = append(out.Rows, row)
-		progress.step("rows", i+1, len(o.Readers)+1)
-	}
-	if o.Idle > 0 {
+	if o.Idle > 0 { // first: memory that readers of a row have used would not grow for these
 		bytes, err := o.idle(ctx)
 		if err != nil {
 			return out, fmt.Errorf("%d idle sockets: %w", o.Idle, err)
 		}
 		out.IdleSockets, out.IdleSocketBytes = o.Idle, bytes
 	}
-	progress.step("rows", len(o.Readers)+1, len(o.Readers)+1)
+	progress.step("rows", 1, len(o.Readers)+1)
+	for i, n := range o.Readers {
+		row, err := o.row(ctx, n)
+		if err != nil {
+			return out, fmt.Errorf("%d readers: %w", n, err)
+		}
+		out.Rows = append(out.Rows, row)
+		progress.step("rows", i+2, len(o.Readers)+1)
+	}
 	return out, nil
 }
 
