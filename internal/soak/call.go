@@ -42,8 +42,11 @@ func outcomeOf(err error) outcome {
 		case http.StatusTooManyRequests, http.StatusServiceUnavailable, http.StatusBadGateway, http.StatusGatewayTimeout:
 			return refused
 		}
-		if e.Code == "idempotency_running" {
+		switch e.Code {
+		case "idempotency_running":
 			return refused
+		case "timeout": // of a command on a socket; "it may have had its effect"
+			return broken
 		}
 		return answered
 	}

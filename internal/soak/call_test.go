@@ -26,6 +26,7 @@ func TestOutcomes(t *testing.T) {
 		{fmt.Errorf("follow: %w", &client.Error{Status: 503, Code: "overloaded"}), refused},
 		{&client.Error{Status: 429}, refused},
 		{&client.Error{Status: 409, Code: "idempotency_running"}, refused},
+		{&client.Error{Status: 500, Code: "timeout"}, broken},
 		{&url.Error{Op: "Post", Err: errors.New("connection refused")}, broken},
 		{fmt.Errorf("decode answer: %w", io.ErrUnexpectedEOF), broken},
 		{fmt.Errorf("read frame: %w", io.EOF), broken},
