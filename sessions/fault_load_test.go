@@ -166,9 +166,11 @@ func TestLinearizableUnderFaults(t *testing.T) {
 	t.Logf("%d calls on %d sessions, %d events read, faults %v", operations, sessions, events, faulted)
 }
 
-// settled waits until no turn is open and no commit unknown.
+// settled waits until no turn is open and no commit unknown. Connections that
+// were lost while nobody used them are let go of.
 func (l *lossy) settled() {
 	l.t.Helper()
+	l.pool.Reset()
 	waitFor(l.t.(*testing.T), func() bool {
 		return !slices.ContainsFunc(l.sessions(), func(s *session) bool {
 			s.mu.Lock()
