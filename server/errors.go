@@ -70,6 +70,7 @@ var statuses = map[string]int{
 	codeCrossOrigin:                          http.StatusForbidden,
 	codeUpgradeRequired:                      http.StatusUpgradeRequired,
 	codeDraining:                             http.StatusServiceUnavailable,
+	codeTimeout:                              http.StatusServiceUnavailable,
 	codeAdminKey:                             http.StatusForbidden,
 	codePeerGone:                             http.StatusServiceUnavailable,
 	codeSubscriptionsMax:                     http.StatusTooManyRequests,

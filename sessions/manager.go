@@ -157,7 +157,7 @@ func Open(ctx context.Context, opts Options) (*Manager, error) {
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	m.hub.init()
 	m.writer = newWriter(m)
-	if err := m.register(ctx); err != nil {
+	if err := m.renew(ctx); err != nil {
 		m.cancel()
 		m.pool.Close()
 		return nil, err

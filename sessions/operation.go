@@ -45,17 +45,26 @@ func (s *session) still(ctx context.Context, fn func(o *operation) error) error 
 }
 
 // refresh reads the row anew unless this server owns it: nobody told memory
-// what another owner did.
+// what another owner did. A server that stood still for longer than its lease
+// does not know what it owns, and looks.
 func (s *session) refresh(ctx context.Context) error {
 	s.mu.Lock()
-	mine, rev := s.row.owner != nil && *s.row.owner == s.m.me, s.row.rev
+	mine, rev, epoch := s.row.owner != nil && *s.row.owner == s.m.me, s.row.rev, s.row.epoch
 	s.mu.Unlock()
-	if mine {
+	if mine && !s.m.lapsed() {
 		return nil
 	}
 	x, err := selectRow(ctx, s.m.pool, s.key.tenant, s.key.id)
-	if err != nil || x.rev == rev {
+	switch {
+	case err != nil:
 		return err
+	case mine: // memory is ahead of the ledger as long as it is this server's
+		if x.owner == nil || *x.owner != s.m.me || x.epoch != epoch {
+			return s.refused(errStale)
+		}
+		return nil
+	case x.rev == rev:
+		return nil
 	}
 	s.mu.Lock()
 	s.set(x)

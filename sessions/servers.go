@@ -33,6 +33,7 @@ type registration struct {
 	conn      *pgxpool.Conn
 	locked    bool                      // conn has the lock
 	missed    bool                      // the last renewal failed
+	renewed   atomic.Pointer[time.Time] // when the last renewal that succeeded was sent
 	recovered atomic.Pointer[time.Time] // of the first renewal after one that failed; nil: none did
 }
 
@@ -118,7 +119,11 @@ func (m *Manager) giveUp(lost []held) {
 
 // renew says that this server lives.
 func (m *Manager) renew(ctx context.Context) error {
+	sent := time.Now()
 	err := m.renewLease(ctx)
+	if err == nil {
+		m.reg.renewed.Store(&sent)
+	}
 	if err == nil && m.reg.missed {
 		m.reg.recovered.Store(new(time.Now()))
 	}
@@ -147,6 +152,13 @@ func (m *Manager) renewLease(ctx context.Context) error {
 
 // ID is this server's among those of the ledger.
 func (m *Manager) ID() string { return m.me.String() }
+
+// lapsed tells whether this server has not renewed its lease for as long as
+// that lasts, so that others may have what it remembers as its own.
+func (m *Manager) lapsed() bool {
+	renewed := m.reg.renewed.Load()
+	return renewed == nil || time.Since(*renewed) > leaseTime
+}
 
 // Server is one of the servers on the ledger.
 type Server struct {
@@ -193,7 +205,7 @@ func (p Place) Here() bool { return p.Server == "" }
 // which refuses them.
 func (m *Manager) Place(ctx context.Context, tenant, id string) (Place, error) {
 	u, ok := parseID(sessionPrefix, id)
-	if !ok || m.mine(liveKey{tenant, u}) {
+	if !ok || !m.lapsed() && m.mine(liveKey{tenant, u}) {
 		return Place{}, nil
 	}
 	var owner *uuid.UUID

@@ -317,3 +317,29 @@ func TestSessionsOfAnotherModel(t *testing.T) {
 		}
 	}
 }
+
+// A server that stood still past its lease does not answer from what it remembers.
+func TestWakingServerLooks(t *testing.T) {
+	a, b := twoServers(t)
+	s := a.create("package a\n")
+	a.start(s.ID, endless)
+	l, _ := a.Log(t.Context(), DefaultTenant, s.ID)
+	if ok, err := l.Wait(t.Context(), turnStart+1); !ok || err != nil {
+		t.Fatal(err)
+	}
+	a.cutLease(true)
+	b.mustTakeStock()
+	_, err := a.StartTurn(t.Context(), local, s.ID, TurnRequest{})
+	if c := ErrorCode(err); c != CodeTurnInProgress && c != CodeOverloaded { // overloaded: the turn has met the ledger already
+		t.Errorf("before it knows that it stood still: %v", err)
+	}
+	long := time.Now().Add(-2 * leaseTime)
+	a.reg.renewed.Store(&long)
+	_, err = a.StartTurn(t.Context(), local, s.ID, TurnRequest{})
+	if c := ErrorCode(err); c != CodeOverloaded && err != nil {
+		t.Errorf("afterwards: %v", err)
+	}
+	if p := b.place(s.ID); !p.Here() && p.Server != a.me.String() {
+		t.Errorf("placed at %+v", p)
+	}
+}
