@@ -336,6 +336,9 @@ func TestByteSize(t *testing.T) {
 
 // TestServeRefusesBudgetsByFlag: what makes no sense is told with the flag that said it.
 func TestServeRefusesBudgetsByFlag(t *testing.T) {
+	if testing.Short() {
+		t.Skip("five starts of a process to see five lines")
+	}
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)

@@ -172,8 +172,15 @@ func TestIdleSockets(t *testing.T) {
 		})
 	}
 	open.Wait()
-	if n := scrape(t, server.url, "rocket_websocket_connections"); n != float64(len(all)) {
-		t.Errorf("the server has %v sockets of %d", n, len(all))
+	for { // it counts a socket after it has answered
+		n := scrape(t, server.url, "rocket_websocket_connections")
+		if n == float64(len(all)) {
+			break
+		}
+		if ctx.Err() != nil {
+			t.Fatalf("the server has %v sockets of %d", n, len(all))
+		}
+		time.Sleep(20 * time.Millisecond)
 	}
 	for end := time.Now().Add(*socketsStay); ; {
 		turn, err := api.RunTurn(ctx, busy, sampled(50), client.CallOptions{})
