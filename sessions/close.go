@@ -66,7 +66,7 @@ func (m *Manager) closeSession(ctx context.Context, tenant, id string, save save
 func (s *session) cancelTurn(ctx context.Context) error {
 	s.mu.Lock()
 	t := s.turn
-	idle := s.row.owner != nil && *s.row.owner == s.m.me && s.row.state != StateRunning
+	idle := s.mineLocked() && s.row.state != StateRunning
 	s.mu.Unlock()
 	switch {
 	case t != nil:

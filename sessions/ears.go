@@ -77,7 +77,7 @@ func (m *Manager) distrust(s *session) {
 		}
 		defer s.ops.unlock()
 		s.mu.Lock()
-		mine := s.row.owner != nil && *s.row.owner == m.me
+		mine := s.mineLocked()
 		s.mu.Unlock()
 		if !mine {
 			m.forget(s)

@@ -176,6 +176,9 @@ func (m *Manager) forget(s *session) {
 	m.mu.Unlock()
 }
 
+// mineLocked tells whether this server has the session, as far as it knows.
+func (s *session) mineLocked() bool { return s.row.owner != nil && *s.row.owner == s.m.me }
+
 // foreignLocked tells whether another server has the session.
 func (s *session) foreignLocked() bool { return s.row.owner != nil && *s.row.owner != s.m.me }
 

@@ -49,7 +49,7 @@ func (s *session) still(ctx context.Context, fn func(o *operation) error) error 
 // does not know what it owns, and looks.
 func (s *session) refresh(ctx context.Context) error {
 	s.mu.Lock()
-	mine, rev, epoch := s.row.owner != nil && *s.row.owner == s.m.me, s.row.rev, s.row.epoch
+	mine, rev, epoch := s.mineLocked(), s.row.rev, s.row.epoch
 	s.mu.Unlock()
 	if mine && !s.m.lapsed() {
 		return nil

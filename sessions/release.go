@@ -83,7 +83,7 @@ func (m *Manager) releaseSession(ctx context.Context, tenant string, id uuid.UUI
 	released := false
 	err = s.still(ctx, func(o *operation) error {
 		s.mu.Lock()
-		open, mine := s.turn != nil, s.row.owner != nil && !s.foreignLocked()
+		open, mine := s.turn != nil, s.mineLocked()
 		x := s.row
 		s.mu.Unlock()
 		switch {

@@ -26,7 +26,7 @@ const (
 )
 
 // registration is this server's place among the servers of the ledger. Only
-// the keepAlive goroutine, after Open, but for recovered.
+// the keepAlive goroutine, after Open, but for renewed and recovered.
 type registration struct {
 	// conn holds this server's advisory lock: it is free as soon as the process
 	// is gone, long before the lease is.
@@ -68,6 +68,12 @@ func (m *Manager) takeLock(ctx context.Context, conn *pgxpool.Conn) (taken bool,
 	return taken, err
 }
 
+// extendLease renews the lease of a server that is known; false: its row is gone.
+func (m *Manager) extendLease(ctx context.Context, conn *pgxpool.Conn) (known bool, err error) {
+	tag, err := conn.Exec(ctx, `UPDATE servers SET lease_until = now() + $2::interval WHERE id = $1`, m.me, leaseTime)
+	return tag.RowsAffected() == 1, err
+}
+
 // held is a session as this server believed to own it.
 type held struct {
 	s     *session
@@ -78,13 +84,13 @@ type held struct {
 // long as there is none, nothing can become this server's, so that the list is
 // right whatever happens beside.
 func (m *Manager) enlist(ctx context.Context, conn *pgxpool.Conn) (lost []held, err error) {
-	tag, err := conn.Exec(ctx, `UPDATE servers SET lease_until = now() + $2::interval WHERE id = $1`, m.me, leaseTime)
-	if err != nil || tag.RowsAffected() == 1 {
+	known, err := m.extendLease(ctx, conn)
+	if err != nil || known {
 		return nil, err
 	}
 	for _, s := range m.sessions() {
 		s.mu.Lock()
-		if s.row.owner != nil && *s.row.owner == m.me {
+		if s.mineLocked() {
 			lost = append(lost, held{s, s.row.epoch})
 		}
 		s.mu.Unlock()
@@ -134,8 +140,8 @@ func (m *Manager) renew(ctx context.Context) error {
 func (m *Manager) renewLease(ctx context.Context) error {
 	c := m.reg.conn
 	if c != nil {
-		tag, err := c.Exec(ctx, `UPDATE servers SET lease_until = now() + $2::interval WHERE id = $1`, m.me, leaseTime)
-		if err == nil && tag.RowsAffected() == 1 {
+		known, err := m.extendLease(ctx, c)
+		if err == nil && known {
 			if !m.reg.locked {
 				if m.reg.locked, err = m.takeLock(ctx, c); err != nil {
 					return err
@@ -252,7 +258,7 @@ func (m *Manager) mine(k liveKey) bool {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.loadErr == nil && !s.gone && s.row.owner != nil && *s.row.owner == m.me
+	return s.loadErr == nil && !s.gone && s.mineLocked()
 }
 
 // placeByModel finds a living server that runs a model.
