@@ -18,9 +18,10 @@
 //
 // Goroutines: one writer for all sessions (writer.go), one per open turn
 // (turn_run.go), keepers of the server's lease, of the other servers' and of
-// TTLs (keeper.go), one that
-// ends streams of revoked keys (authenticate.go). Locks of one session are taken in the order ops, wlock, alock,
-// mu (live.go, operation.go); the manager's mu is never held while another lock is taken.
+// TTLs (keeper.go), one that listens to what others take (ears.go), one that
+// ends streams of revoked keys (authenticate.go). Locks of one session are
+// taken in the order ops, wlock, alock, mu (live.go, operation.go); the
+// manager's mu is never held while another lock is taken.
 package sessions
 
 import (
