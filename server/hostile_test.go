@@ -165,13 +165,19 @@ func (h *hostile) with(line string, header ...string) string {
 // upgrade opens a WebSocket by hand.
 func (h *hostile) upgrade(path string, header ...string) *rawConn {
 	h.t.Helper()
-	c := h.connect()
-	c.put(h.with("GET "+path, append(header, "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==")...) + "\r\n")
-	resp, err := http.ReadResponse(c.in, nil)
+	c, resp, err := h.tryUpgrade(path, header...)
 	if err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
 		h.t.Fatalf("upgrade: %v, %v", resp, err)
 	}
 	return c
+}
+
+func (h *hostile) tryUpgrade(path string, header ...string) (*rawConn, *http.Response, error) {
+	h.t.Helper()
+	c := h.connect()
+	c.put(h.with("GET "+path, append(header, "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==")...) + "\r\n")
+	resp, err := http.ReadResponse(c.in, nil)
+	return c, resp, err
 }
 
 func (h *hostile) stream() *rawConn { return h.upgrade(pathSessions + "/" + h.sid + "/stream") }
