@@ -66,12 +66,30 @@ func (s *session) refresh(ctx context.Context) error {
 	case x.rev == rev:
 		return nil
 	}
+	s.replace(x)
+	return nil
+}
+
+// reload reads the row anew, whatever memory says. A session whose row cannot
+// be read is forgotten, so that the next call reads it.
+func (s *session) reload(ctx context.Context) error {
+	x, err := selectRow(ctx, s.m.pool, s.key.tenant, s.key.id)
+	if err != nil {
+		s.m.forget(s)
+		return err
+	}
+	s.replace(x)
+	return nil
+}
+
+// replace puts the ledger's row in place of memory's, and wakes readers: the
+// epoch may be another one.
+func (s *session) replace(x row) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.set(x)
 	s.line, s.hasLine = nil, false
 	s.wakeLocked()
-	s.mu.Unlock()
-	return nil
 }
 
 // effect is one change of a session: its transaction and what it means in

@@ -85,9 +85,5 @@ func (o *operation) interruptOrphan(ctx context.Context, turn uuid.UUID) error {
 		return s.refused(err)
 	}
 	s.m.hub.publish(ended.tenant, sessionID(ended.root), ended.event)
-	s.mu.Lock()
-	s.row.owner = nil // read anew before it is used
-	s.row.rev = 0
-	s.mu.Unlock()
-	return s.refresh(ctx)
+	return s.reload(ctx)
 }

@@ -1,6 +1,7 @@
 package sessions
 
 import (
+	"context"
 	"testing"
 
 	"rocket/internal/localpg/pgtest"
@@ -90,5 +91,29 @@ func TestCancelEndsAnOrphan(t *testing.T) {
 	}
 	if got := r.turn(s.ID, "", 3); got.State != TurnCompleted {
 		t.Errorf("turn after it: %+v", got)
+	}
+}
+
+// A session is read anew after its orphan was ended; one whose row cannot be read then is forgotten, and the next call
+// reads it.
+func TestReload(t *testing.T) {
+	r := newRig(t)
+	s := r.create("a")
+	x, err := r.hold(t.Context(), DefaultTenant, s.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer x.ops.unlock()
+	r.exec("UPDATE sessions SET title = 'other', rev = rev + 1") // memory has it as this server's, and is not asked to look
+	if err := x.refresh(t.Context()); err != nil || x.row.title != "" {
+		t.Errorf("refreshed to %q, %v", x.row.title, err)
+	}
+	if err := x.reload(t.Context()); err != nil || x.row.title != "other" || x.row.rev != 2 || !x.mineLocked() {
+		t.Errorf("reloaded to %+v, %v", x.row, err)
+	}
+	late, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := x.reload(late); err == nil || !x.gone {
+		t.Errorf("after a reading that failed: gone %v, %v", x.gone, err)
 	}
 }
