@@ -41,7 +41,7 @@ func (c *encodings) encode(tenant string, e *sessions.Event) ([]byte, error) {
 	if data != nil {
 		return data, nil
 	}
-	data, err := compact(e)
+	data, err := e.AppendJSON(nil)
 	if err != nil || len(data) > encodingBytesMax {
 		return data, err
 	}

@@ -1,9 +1,6 @@
 package sessions
 
-import (
-	"encoding/json"
-	"time"
-)
+import "time"
 
 // EventType names what happened.
 type EventType string
@@ -55,24 +52,4 @@ type EventData struct {
 	Usage        *Usage     `json:"usage,omitempty"`         // final ones
 	Error        *TurnError `json:"error,omitempty"`         // turn.failed
 	LastSeq      *int64     `json:"last_seq,omitempty"`      // turn.interrupted: later ones of older epochs never happened
-}
-
-// MarshalJSON gives every delta both its fields, empty ones too.
-func (e Event) MarshalJSON() ([]byte, error) {
-	type plain Event
-	if e.Type != EventTurnDelta {
-		return json.Marshal(plain(e))
-	}
-	d := struct {
-		plain
-		Text   string  `json:"text"`
-		Tokens []int32 `json:"tokens"`
-	}{plain: plain(e), Tokens: e.Tokens}
-	if e.Text != nil {
-		d.Text = *e.Text
-	}
-	if d.Tokens == nil {
-		d.Tokens = []int32{}
-	}
-	return json.Marshal(d)
 }
