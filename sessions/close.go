@@ -75,7 +75,7 @@ func (s *session) cancelTurn(ctx context.Context) error {
 	case idle:
 		return nil
 	}
-	return s.endWaiting(ctx)
+	return s.endWaiting(ctx, TurnQueued, TurnRunning)
 }
 
 // wait returns when the turn's end is committed.

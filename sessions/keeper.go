@@ -32,18 +32,22 @@ func (m *Manager) keepAlive() {
 }
 
 // keepStock looks after the other servers: it takes over what dead ones had,
-// and starts turns that wait for a server.
+// and sees to turns that nobody has under way. One that this server gave up is
+// ended at once.
 func (m *Manager) keepStock() {
 	look := time.NewTicker(leaseRenew)
 	defer look.Stop()
 	for {
+		see := m.takeStock
 		select {
 		case <-m.ctx.Done():
 			return
 		case <-look.C:
+		case <-m.gaveUp:
+			see = m.endOrphans // only that: a queued turn that is given up again and again must not keep this busy
 		}
 		ctx, cancel := context.WithTimeout(m.ctx, takeOverTimeout)
-		m.kept(m.takeStock(ctx))
+		m.kept(see(ctx))
 		cancel()
 	}
 }

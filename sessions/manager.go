@@ -109,10 +109,11 @@ type Manager struct {
 	wg     sync.WaitGroup // every goroutine
 
 	draining  atomic.Bool
-	checking  gate         // one CheckCache at a time
-	importing gate         // one Import at a time
-	exporting atomic.Int32 // Exports under way
-	prompts   promptGate   // of large prompts
+	checking  gate          // one CheckCache at a time
+	importing gate          // one Import at a time
+	exporting atomic.Int32  // Exports under way
+	prompts   promptGate    // of large prompts
+	gaveUp    chan struct{} // capacity 1; a turn was given up, look whether the ledger has it as running
 
 	mu      sync.Mutex
 	live    map[liveKey]*session      // guarded by mu
@@ -133,6 +134,7 @@ func Open(ctx context.Context, opts Options) (*Manager, error) {
 		opts: opts, eng: opts.Engine, log: opts.Log, me: newID(),
 		live: map[liveKey]*session{}, calls: map[callKey]chan struct{}{},
 		turns: map[string]int{}, tenants: map[string]tenantCount{}, checking: newGate(), importing: newGate(),
+		gaveUp: make(chan struct{}, 1),
 	}
 	if m.opts.DeltaInterval == 0 {
 		m.opts.DeltaInterval = deltaInterval

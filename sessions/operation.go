@@ -210,20 +210,24 @@ func (s *session) refused(err error) error {
 }
 
 // fence gives up a session that the ledger says is another's, or not as this
-// server believes: a running turn ends without a word, the next call loads
-// what is true.
+// server believes: a running turn stops without a word, the next call loads
+// what is true. If the ledger has the turn as this server's all the same, the
+// keeper ends it there.
 func (s *session) fence() {
 	s.mu.Lock()
 	t, seq := s.turn, s.seq
 	s.turn, s.seq = nil, nil
 	s.mu.Unlock()
 	if t != nil {
-		s.m.log.Error("turn given up, the session is another server's", "session", sessionID(s.key.id), "turn", turnID(t.id))
+		s.m.log.Error("turn given up, the session is not as this server believed", "session", sessionID(s.key.id), "turn", turnID(t.id))
 		t.abandon()
 	}
 	s.m.forget(s)
 	if seq != nil {
 		s.m.eng.Release(seq)
+	}
+	if t != nil {
+		signal(s.m.gaveUp)
 	}
 }
 

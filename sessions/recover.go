@@ -15,11 +15,20 @@ import (
 // over. What was not finished is tried again as a whole.
 const takeOverTimeout = time.Minute
 
-// takeStock takes over the sessions of dead servers and starts the turns that
-// wait in the ledger for a server.
+// takeStock takes over the sessions of dead servers, and sees to the turns that
+// nobody has under way.
 func (m *Manager) takeStock(ctx context.Context) error {
 	_, err := m.lookAround(ctx)
 	if err != nil {
+		return err
+	}
+	return m.tidyTurns(ctx)
+}
+
+// tidyTurns ends the running turns that nobody runs, and starts those that
+// wait in the ledger for a server.
+func (m *Manager) tidyTurns(ctx context.Context) error {
+	if err := m.endOrphans(ctx); err != nil {
 		return err
 	}
 	return m.startQueued(ctx)
@@ -67,7 +76,7 @@ func (m *Manager) firstStock(ctx context.Context) error {
 			return err
 		}
 		if !doubtful || !time.Now().Before(until) {
-			return m.startQueued(ctx)
+			return m.tidyTurns(ctx)
 		}
 		select {
 		case <-look.C:

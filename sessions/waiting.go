@@ -4,16 +4,72 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 )
 
+const (
+	// orphansAtOnce is how many orphans are ended in one go; the next look finds
+	// the others.
+	orphansAtOnce = 256
+
+	// orphanWait is how long a look waits for a session that is in use: most
+	// likely its turn has just begun or ended, or somebody is ending it.
+	orphanWait = 500 * time.Millisecond
+)
+
+// endOrphans interrupts turns that the ledger has as running and that nobody
+// runs: of sessions that this server gave up while the ledger has them as its
+// own (fence), and of sessions that are nobody's. Queued ones are started by
+// startQueued.
+func (m *Manager) endOrphans(ctx context.Context) error {
+	rows, err := m.pool.Query(ctx, `SELECT s.tenant_id, s.id FROM turns t
+		JOIN sessions s ON s.tenant_id = t.tenant_id AND s.id = t.session_id
+		WHERE t.state = 'running' AND (s.owner_server IS NULL OR s.owner_server = $1) AND t.id <> ALL($2)
+			AND s.deleted_at IS NULL LIMIT $3`, m.me, m.underway(), orphansAtOnce)
+	if err != nil {
+		return fmt.Errorf("find orphaned turns: %w", err)
+	}
+	list, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (k liveKey, err error) { return k, r.Scan(&k.tenant, &k.id) })
+	if err != nil {
+		return fmt.Errorf("find orphaned turns: %w", err)
+	}
+	for _, k := range list {
+		switch err := m.endOrphan(ctx, k); {
+		case err == nil, ErrorCode(err) == CodeNotFound, ErrorCode(err) == CodeOverloaded: // ended, deleted, or another server's by now
+		case isUnavailable(err) || ctx.Err() != nil:
+			return fmt.Errorf("end orphaned turn of %s: %w", sessionID(k.id), err)
+		default:
+			m.log.Error("an orphaned turn cannot be ended", "session", sessionID(k.id), "error", err)
+		}
+	}
+	return nil
+}
+
+// endOrphan looks at a session once it is held: its turn may have begun just
+// now, or ended.
+func (m *Manager) endOrphan(ctx context.Context, k liveKey) error {
+	wait, cancel := context.WithTimeout(ctx, orphanWait)
+	defer cancel()
+	s, err := m.holdID(wait, k.tenant, k.id)
+	if err != nil && wait.Err() != nil && ctx.Err() == nil {
+		return nil // in use: the next look comes back
+	}
+	if err != nil {
+		return err
+	}
+	defer s.ops.unlock()
+	return s.endWaiting(ctx, TurnRunning)
+}
+
 // endWaiting ends the open turn of a session for which this server has no
-// goroutine: a queued one that waits in the ledger for a server, or one that
-// was running when this server gave the session up. It is cancelled where the
-// ledger has it. The caller holds ops.
-func (s *session) endWaiting(ctx context.Context) error {
+// goroutine, where the ledger has it, if it is in one of the states: a queued
+// one that waits for a server is cancelled, one that was running when its
+// server gave the session up is interrupted. The caller holds ops.
+func (s *session) endWaiting(ctx context.Context, states ...TurnState) error {
 	return s.still(ctx, func(o *operation) error {
 		s.mu.Lock()
 		open := s.row.state == StateRunning && s.turn == nil
@@ -22,10 +78,12 @@ func (s *session) endWaiting(ctx context.Context) error {
 			return nil
 		}
 		turn, state, err := s.openTurn(ctx)
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
-		}
-		if state == TurnRunning {
+		case !slices.Contains(states, state):
+			return nil
+		case state == TurnRunning:
 			return o.interruptOrphan(ctx, turn)
 		}
 		return o.cancelQueued(ctx, turn)
@@ -84,6 +142,7 @@ func (o *operation) interruptOrphan(ctx context.Context, turn uuid.UUID) error {
 	if err != nil {
 		return s.refused(err)
 	}
+	s.m.log.Warn("turn interrupted, nobody ran it", "session", ended.event.SessionID, "turn", ended.event.TurnID)
 	s.m.hub.publish(ended.tenant, sessionID(ended.root), ended.event)
 	return s.reload(ctx)
 }

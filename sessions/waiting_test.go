@@ -4,6 +4,8 @@ import (
 	"context"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+
 	"rocket/internal/localpg/pgtest"
 )
 
@@ -64,7 +66,8 @@ func TestEndTurnsThatWaitForAServer(t *testing.T) {
 	}
 }
 
-// A turn that this server gave up, and that the ledger has as running, is ended by a cancel.
+// A turn that this server gave up, and that the ledger has as running, is ended by a cancel, if that comes before the
+// keeper.
 func TestCancelEndsAnOrphan(t *testing.T) {
 	r := newRig(t)
 	s := r.create("a")
@@ -83,8 +86,6 @@ func TestCancelEndsAnOrphan(t *testing.T) {
 	})
 	x.fence()
 	x.ops.unlock()
-	_, err = r.StartTurn(t.Context(), local, s.ID, TurnRequest{})
-	wantCode(t, err, CodeTurnInProgress, "")
 	got, err := r.Cancel(t.Context(), local, s.ID)
 	if err != nil || got.State != TurnInterrupted {
 		t.Errorf("cancel: %+v, %v", got, err)
@@ -115,5 +116,65 @@ func TestReload(t *testing.T) {
 	cancel()
 	if err := x.reload(late); err == nil || !x.gone {
 		t.Errorf("after a reading that failed: gone %v, %v", x.gone, err)
+	}
+}
+
+// A turn that this server gave up, and that the ledger has as running, ends without anybody's call: the keeper is told.
+func TestOrphansEnd(t *testing.T) {
+	r := newRig(t)
+	for name, set := range map[string]string{
+		"of this server":    "rev = rev + 1",
+		"of nobody":         "rev = rev + 1, owner_server = NULL",
+		"of another model":  "rev = rev + 1, model_digest = 'x', tokenizer_digest = 'x'",
+		"in a higher epoch": "rev = rev + 1, epoch = epoch + 1",
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := r.create("a")
+			turn := r.start(s.ID, endless)
+			l, _ := r.Log(t.Context(), DefaultTenant, s.ID)
+			if ok, err := l.Wait(t.Context(), turnStart+3); !ok || err != nil {
+				t.Fatal(err)
+			}
+			u, _ := parseSession(s.ID)
+			r.exec("UPDATE sessions SET "+set+" WHERE id = $1", u) // the writer finds it so
+			_, err := l.Wait(t.Context(), 1<<40)
+			wantCode(t, err, CodeMoved, "")
+			waitFor(t, func() bool { return r.get(s.ID).State == StateIdle })
+			var state, turnState string
+			err = r.pool.QueryRow(t.Context(), `SELECT s.state, t.state FROM sessions s JOIN turns t ON t.session_id = s.id WHERE s.id = $1`,
+				u).Scan(&state, &turnState)
+			if err != nil || state != "idle" || turnState != "interrupted" {
+				t.Errorf("the ledger has session %s, turn %s (%s), %v", state, turnState, turn.ID, err)
+			}
+			if name == "of another model" {
+				r.exec("UPDATE sessions SET model_digest = $2, tokenizer_digest = $3, rev = rev + 1 WHERE id = $1", u, r.info.Digest, r.info.TokenizerDigest)
+			} else if got := r.turn(s.ID, "", 3); got.State != TurnCompleted {
+				t.Errorf("turn after it: %+v", got)
+			}
+		})
+	}
+}
+
+// What a server left as running when it gave its sessions back is ended before the next one answers.
+func TestOrphansEndAtStart(t *testing.T) {
+	r := newRig(t)
+	s := r.create("a")
+	r.turn(s.ID, "", 3)
+	if err := r.Shutdown(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := pgx.Connect(t.Context(), r.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	for _, sql := range []string{"UPDATE turns SET state = 'running', finish_reason = NULL, ended_at = NULL", "UPDATE sessions SET state = 'running'"} {
+		if _, err := conn.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r = openRig(t, r.url)
+	if got := r.get(s.ID); got.State != StateIdle || got.Epoch != 2 {
+		t.Errorf("after the start: %+v", got)
 	}
 }
