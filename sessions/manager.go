@@ -65,6 +65,7 @@ type Options struct {
 	Template    *chat.Template // nil: messages are refused
 	Log         *slog.Logger   // nil: none
 	Address     string         // base URL under which other servers of the ledger reach this one; "": they cannot
+	Home        string         // name of what only one process can have at a time, as a locked data directory; "": none
 	KeyFreshFor time.Duration  // 0: KeyFreshFor
 	// EventsRetention is how long events of sessions without an open turn are
 	// kept at least; 0: for good. Lineage and tokens always are.

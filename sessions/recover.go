@@ -35,7 +35,7 @@ func (m *Manager) tidyTurns(ctx context.Context) error {
 }
 
 // lookAround takes over what dead servers had. doubtful tells that a server
-// which must be dead does not look so yet: it had this one's address.
+// which must be dead does not look so yet: it had what this one has now.
 func (m *Manager) lookAround(ctx context.Context) (doubtful bool, err error) {
 	list, err := m.Servers(ctx)
 	if err != nil {
@@ -45,8 +45,8 @@ func (m *Manager) lookAround(ctx context.Context) (doubtful bool, err error) {
 	recovered := m.reg.recovered.Load()
 	grace := recovered != nil && time.Since(*recovered) < graceAfterOutage
 	for _, v := range list {
-		// two servers cannot listen at one address; those without one are told apart by their locks only
-		here := !v.Self && v.Address == m.opts.Address
+		// two servers cannot listen at one address, nor have one home; those without an address are told apart by their locks only
+		here := !v.Self && (v.Address == m.opts.Address || v.home != "" && v.home == m.opts.Home)
 		if v.Self || !here && (v.Alive || grace) {
 			continue
 		}
@@ -60,7 +60,7 @@ func (m *Manager) lookAround(ctx context.Context) (doubtful bool, err error) {
 }
 
 // A server that was killed just now seems alive until Postgres has noticed that its connection is gone. Open looks
-// again this often and for this long while there is one that had its address; after that the keeper goes on looking.
+// again this often and for this long while there is one that had its address or its home; after that the keeper goes on looking.
 const (
 	killedWait = 2 * time.Second
 	killedLook = 50 * time.Millisecond

@@ -95,9 +95,9 @@ func (m *Manager) enlist(ctx context.Context, conn *pgxpool.Conn) (lost []held, 
 		}
 		s.mu.Unlock()
 	}
-	_, err = conn.Exec(ctx, `INSERT INTO servers (id, lease_until, address, model, model_digest, parity_class)
-		VALUES ($1, now() + $2::interval, $3, $4, $5, $6)`,
-		m.me, leaseTime, m.opts.Address, m.info.Name, m.info.Digest, m.info.ParityClass)
+	_, err = conn.Exec(ctx, `INSERT INTO servers (id, lease_until, address, home, model, model_digest, parity_class)
+		VALUES ($1, now() + $2::interval, $3, $4, $5, $6, $7)`,
+		m.me, leaseTime, m.opts.Address, m.opts.Home, m.info.Name, m.info.Digest, m.info.ParityClass)
 	return lost, err
 }
 
@@ -178,17 +178,18 @@ type Server struct {
 
 	id     uuid.UUID
 	digest string
+	home   string
 }
 
 // Servers lists the servers of the ledger, oldest first.
 func (m *Manager) Servers(ctx context.Context) ([]Server, error) {
-	rows, err := m.pool.Query(ctx, `SELECT id, address, model, model_digest, parity_class, started_at, lease_until >= now()
+	rows, err := m.pool.Query(ctx, `SELECT id, address, home, model, model_digest, parity_class, started_at, lease_until >= now()
 		FROM servers ORDER BY started_at, id`)
 	if err != nil {
 		return nil, ledgerError("list servers", err)
 	}
 	list, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (v Server, err error) {
-		err = r.Scan(&v.id, &v.Address, &v.Model, &v.digest, &v.ParityClass, &v.StartedAt, &v.Alive)
+		err = r.Scan(&v.id, &v.Address, &v.home, &v.Model, &v.digest, &v.ParityClass, &v.StartedAt, &v.Alive)
 		v.ID, v.Self, v.StartedAt = v.id.String(), v.id == m.me, v.StartedAt.UTC()
 		return v, err
 	})

@@ -19,7 +19,7 @@ func openAt(t *testing.T, url, address string, eng *engine.Engine) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return startRig(t, Options{DatabaseURL: url, Engine: eng, Template: tmpl, Address: address})
+	return startRig(t, Options{DatabaseURL: url, Engine: eng, Template: tmpl, Address: address, Home: "home of " + address})
 }
 
 // twoServers share a ledger and, to save memory, an engine: they do not know of each other's timelines.
@@ -162,6 +162,34 @@ func (r *rig) mustTakeStock() {
 	if err := r.takeStock(r.t.Context()); err != nil {
 		r.t.Fatal(err)
 	}
+}
+
+// A server that starts with the home of another one, at another address, takes its sessions as soon as its lock is free,
+// and not before.
+func TestHomeIsOneProcess(t *testing.T) {
+	a, b := twoServers(t)
+	s := a.create("package a\n")
+	look := func(home string) (doubtful bool) {
+		t.Helper()
+		a.exec("UPDATE servers SET home = $2 WHERE id = $1", a.me, home)
+		doubtful, err := b.lookAround(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return doubtful
+	}
+	if !look(b.opts.Home) || b.get(s.ID).Epoch != 1 {
+		t.Error("a server that lives was taken over for its home")
+	}
+	a.cutLease(false)
+	if look(a.opts.Home) || look("") || b.get(s.ID).Epoch != 1 {
+		t.Error("a server with a home of its own was taken over")
+	}
+	waitFor(t, func() bool { // it may have its lock again
+		a.cutLease(false)
+		look(b.opts.Home)
+		return b.get(s.ID).Epoch == 2
+	})
 }
 
 // After an outage of the ledger everybody's lease has run out: nobody is taken for dead before they could renew it.

@@ -32,7 +32,7 @@ type serveCmd struct {
 	Advertise       string        `help:"Base URL by which other servers on the same --database-url reach this one, as http://10.0.0.5:8080; default the listen address, unless that is 0.0.0.0 or [::]." env:"ROCKET_ADVERTISE" placeholder:"URL"`
 	PeerCA          string        `name:"peer-ca" help:"Certificates (PEM) to trust, beside the system's, when calling those servers over HTTPS." env:"ROCKET_PEER_CA" placeholder:"FILE"`
 	AllowHost       []string      `help:"Host name under which clients reach the server, beside localhost. With keys and none named, any." env:"ROCKET_ALLOW_HOST" placeholder:"HOST"`
-	DataDir         string        `help:"Where the private Postgres and the disk tier keep their files." env:"ROCKET_DATA_DIR" placeholder:"DIR"`
+	DataDir         string        `help:"Where the private Postgres and the disk tier keep their files. With a --database-url too: a server that was killed and starts with its own again has its sessions at once." env:"ROCKET_DATA_DIR" placeholder:"DIR"`
 	DiskDir         string        `help:"Folder of the disk tier; default tier in the data folder. What another model or class left in it is removed." env:"ROCKET_DISK_DIR" placeholder:"DIR"`
 	DiskBytes       byteSize      `help:"Room on disk for caches of detached and old sessions, which outlive a restart; 0: none." default:"8GiB" env:"ROCKET_DISK_BYTES" placeholder:"SIZE"`
 	DatabaseURL     string        `help:"Postgres 15 or newer to use as the ledger; default a private one." env:"ROCKET_DATABASE_URL" placeholder:"URL"`
@@ -86,8 +86,15 @@ func (s serveCmd) Run(c *console) (err error) {
 	}
 	defer l.close()
 	defer s.save(c, l, log)
-	address := s.advertised(ln.Addr())
-	manager, err := sessions.Open(c.ctx, sessions.Options{DatabaseURL: url, Engine: l.engine, Template: l.template, Log: log, Address: address, EventsRetention: s.EventsRetention})
+	address, home := s.advertised(ln.Addr()), ""
+	if s.usesDataDir() {
+		var leave func()
+		if home, leave, err = takeHome(dataDir(s.DataDir)); err != nil {
+			return err
+		}
+		defer leave()
+	}
+	manager, err := sessions.Open(c.ctx, sessions.Options{DatabaseURL: url, Engine: l.engine, Template: l.template, Log: log, Address: address, Home: home, EventsRetention: s.EventsRetention})
 	if err != nil {
 		return err
 	}
