@@ -43,7 +43,7 @@ func (s *Server) registerBundles(router chi.Router) {
 		OperationID: "import-sessions", Method: http.MethodPost, Path: pathImport, Tags: []string{tagSessions}, Summary: "Import an exported subtree",
 		Description: fmt.Sprintf("The whole bundle in one transaction, or a refusal that names the line. It must be of this server's model and tokenizer. "+
 			"The ids stay where none of the sessions' is taken; else every session and turn gets a new one, and new_ids says so. "+
-			"Bounds: %d bytes, %d bytes a line, %d sessions, %d turns, %d runs of tokens. For an Idempotency-Key the first line, which has the time of the export, stands for the body.",
+			"Bounds: %d bytes, %d bytes a line, %d sessions, %d turns, %d runs of tokens. One import of a tenant runs at a time, and a few of all; others get 503. For an Idempotency-Key the first line, which has the time of the export, stands for the body.",
 			bundleBytesMax, sessions.BundleLineBytesMax, sessions.BundleSessionsMax, sessions.BundleTurnsMax, sessions.BundleRunsMax),
 		Parameters:  []*huma.Param{{Name: "Idempotency-Key", In: "header", Schema: &huma.Schema{Type: huma.TypeString, MaxLength: &longest}}},
 		RequestBody: &huma.RequestBody{Required: true, Content: bundle},

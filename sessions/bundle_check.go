@@ -96,7 +96,7 @@ func (b *bundleReader) checkTurn(t *bundleTurn, x *bundleEntry) (uuid.UUID, erro
 		ref.id = newID()
 	}
 	b.turns[id] = ref
-	return ref.id, nil
+	return ref.id, b.hold(turnRefBytes)
 }
 
 // typed checks that a field has its type's JSON, and makes it what this server
@@ -228,6 +228,9 @@ func (b *bundleReader) checkRun(r *bundleRun, x *bundleEntry, t *bundleTurnRef) 
 		}
 		b.at.seq, b.at.epoch = r.FirstSeq+n, r.Epoch
 		x.deltas = append(x.deltas, seqRange{r.FirstSeq, r.FirstSeq + n, r.Epoch})
+		if err := b.hold(seqRangeBytes); err != nil {
+			return err
+		}
 	}
 	b.at.next += len(r.IDs)
 	return b.tokens("ids", r.IDs)

@@ -22,6 +22,9 @@ import (
 type bundleReader struct {
 	src   *bufio.Reader
 	vocab int
+	hold  func(bytes int) error // counts what is held in memory, and may refuse more
+
+	longest int // of all lines, as far as hold knows
 
 	line   int // lines read
 	sum    hash.Hash
@@ -50,6 +53,12 @@ type bundleEntry struct {
 	deltas    []seqRange
 }
 
+// What hold counts for each turn and run, with what their map and slices leave free.
+const (
+	turnRefBytes  = 96
+	seqRangeBytes = 48
+)
+
 // seqRange is the seqs of a run's deltas, [from, to).
 type seqRange struct {
 	from, to, epoch int64
@@ -74,7 +83,7 @@ type bundlePlace struct {
 }
 
 func newBundleReader(r io.Reader, vocab int) *bundleReader {
-	return &bundleReader{src: bufio.NewReaderSize(r, 64<<10), vocab: vocab, sum: sha256.New(),
+	return &bundleReader{src: bufio.NewReaderSize(r, 64<<10), vocab: vocab, sum: sha256.New(), hold: func(int) error { return nil },
 		byID: map[string]int32{}, turns: map[uuid.UUID]bundleTurnRef{}}
 }
 
@@ -92,10 +101,16 @@ func (b *bundleReader) peek() (string, error) {
 	b.line++
 	for {
 		part, err := b.src.ReadSlice('\n')
-		b.raw = append(b.raw, part...)
-		if len(b.raw) > BundleLineBytesMax {
+		if len(b.raw)+len(part) > BundleLineBytesMax {
 			return "", b.bad("it has more than %d bytes", BundleLineBytesMax)
 		}
+		if more := len(b.raw) + len(part) - b.longest; more > 0 {
+			if err := b.hold(more); err != nil {
+				return "", err
+			}
+			b.longest += more
+		}
+		b.raw = append(b.raw, part...)
 		if err == nil {
 			break
 		}
@@ -201,6 +216,9 @@ func (b *bundleReader) readSessions() error {
 		}
 		if len(b.sessions) == b.head.Sessions {
 			return b.bad("more sessions than the header says (%d)", b.head.Sessions)
+		}
+		if err := b.hold(len(b.raw)); err != nil {
+			return err
 		}
 		if err := b.session(s); err != nil {
 			return err

@@ -29,20 +29,23 @@ type ImportResult struct {
 
 // Import reads a bundle and writes it in one transaction, whole or not at all.
 // The bundle must be of this server's model and tokenizer. A bundle that is
-// refused is CodeInvalid with the line. One import runs at a time; others are
-// refused with CodeOverloaded. For an idempotency key the bundle's first line,
-// which has the time of the export, stands for all of it.
+// refused is CodeInvalid with the line. A tenant has one import at a time, and
+// all together have a few; others are refused with CodeOverloaded
+// (import_gate.go). For an idempotency key the bundle's first line, which has
+// the time of the export, stands for all of it.
 func (m *Manager) Import(ctx context.Context, call Call, r io.Reader) (ImportResult, error) {
 	if err := m.open(); err != nil {
 		return ImportResult{}, err
 	}
-	if !m.importing.tryLock() {
-		return ImportResult{}, fail(CodeOverloaded, "another import is under way, try again")
+	place, leave, err := m.imports.enter(call.Tenant, time.Now())
+	if err != nil {
+		return ImportResult{}, err
 	}
-	defer m.importing.unlock()
+	defer leave()
 	ctx, cancel := context.WithTimeout(ctx, importTimeMax)
 	defer cancel()
-	b := newBundleReader(r, m.info.Vocab)
+	b := newBundleReader(importBody{r, place}, m.info.Vocab)
+	b.hold = place.hold
 	if err := b.header(m.info.Digest, m.info.TokenizerDigest); err != nil {
 		return ImportResult{}, err
 	}
