@@ -35,7 +35,9 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	pgxuuid "github.com/vgarvardt/pgx-google-uuid/v5"
 
 	"rocket/engine"
 	"rocket/engine/chat"
@@ -152,6 +154,10 @@ func Open(ctx context.Context, opts Options) (*Manager, error) {
 	cfg.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = strconv.FormatInt(stalledTxMax.Milliseconds(), 10)
 	cfg.PingTimeout = cmp.Or(opts.readMax, pingTimeMax)
 	cfg.ConnConfig.ConnectTimeout = cmp.Or(cfg.ConnConfig.ConnectTimeout, opts.readMax, connectTimeMax)
+	cfg.AfterConnect = func(_ context.Context, conn *pgx.Conn) error {
+		pgxuuid.Register(conn.TypeMap()) // ids go as 16 bytes, not as text through database/sql's interfaces
+		return nil
+	}
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the ledger: %w", err)
