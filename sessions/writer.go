@@ -15,7 +15,7 @@ const (
 	// their own session and of others. Readers have them already; a crash costs
 	// that much recomputation. Starts and ends of turns do not wait.
 	// Of a fast model's tokens a commit costs more than sending them.
-	flushDelay = 50 * time.Millisecond
+	flushDelay = 100 * time.Millisecond
 
 	// While the ledger does not answer, turns decode on for ledgerHoldAfter
 	// (or to engine.MaxUncommitted tokens), then stand still, and fail after
