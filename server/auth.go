@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/netip"
 	"strings"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -102,7 +101,7 @@ func (s *Server) identify(router chi.Routes, r *http.Request) (sessions.Identity
 	if err != nil {
 		return sessions.Identity{}, err
 	}
-	who, err := s.manager.Keys().Authenticate(r.Context(), addressOf(r), secret)
+	who, err := s.manager.Keys().Authenticate(r.Context(), proxies(s.opts.TrustedProxies).clientOf(r), secret)
 	if err != nil {
 		return who, err
 	}
@@ -122,16 +121,6 @@ func (s *Server) refuseCaller(w http.ResponseWriter, err error) {
 		s.metrics.refused.Inc()
 	}
 	writeProblem(w, p)
-}
-
-// addressOf is where a request comes from. What headers say of it is not
-// believed: anybody can write them.
-func addressOf(r *http.Request) netip.Addr {
-	from, err := netip.ParseAddrPort(r.RemoteAddr)
-	if err != nil {
-		return netip.Addr{} // no network that has such: no limit
-	}
-	return from.Addr()
 }
 
 // routeOfPath is the pattern of the route that has the request's path, with

@@ -27,6 +27,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -82,6 +83,10 @@ type Options struct {
 
 	Address string         // base URL by which other servers of the ledger reach this one, as sessions.Options has it
 	PeerCA  *x509.CertPool // whom to trust about other servers' certificates; nil: the system's
+
+	// TrustedProxies are reverse proxies whose X-Forwarded-For and Forwarded say
+	// which address a call counts for; those of anybody else say nothing.
+	TrustedProxies []netip.Prefix
 
 	AllowedHosts []string      // Host names allowed beside the loopback ones
 	RequireKeys  bool          // every call needs an API key; else everybody is sessions.DefaultTenant

@@ -18,8 +18,9 @@ import (
 //     time waits for its turn in that lane, and is refused only while the lane
 //     is full for keyLookupTime.
 //   - An address is a /64 of IPv6, which is what one customer has, or one of
-//     IPv4. Behind a proxy all clients have the proxy's: the limit is theirs
-//     together, and a limit for each of them is the proxy's to keep.
+//     IPv4. Behind a proxy that the server was not told to trust all clients
+//     have the proxy's: the limit is theirs together, and a limit for each of
+//     them is the proxy's to keep.
 const (
 	authFailuresMax  = 60          // at once; more: 429
 	authFailureEvery = time.Second // one more is allowed each

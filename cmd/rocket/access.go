@@ -3,8 +3,10 @@ package main
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"sync"
 	"time"
@@ -17,9 +19,32 @@ import (
 // one.
 const certificateLook = time.Minute
 
-// checkAccess refuses flags that would leave the server open, and loads the
-// certificate. nil: plain HTTP.
-func (s serveCmd) checkAccess(log *slog.Logger) (*tls.Config, error) {
+// access is who may reach the server, whom it reaches, and whom it believes.
+type access struct {
+	tls     *tls.Config    // nil: plain HTTP
+	peers   *x509.CertPool // of other servers; nil: the system's
+	proxies []netip.Prefix
+}
+
+// checkAccess refuses flags that would leave the server open or unreachable,
+// and loads certificates.
+func (s serveCmd) checkAccess(log *slog.Logger) (a access, err error) {
+	if err = s.checkAdvertise(); err != nil {
+		return a, err
+	}
+	if a.tls, err = s.checkListen(log); err != nil {
+		return a, err
+	}
+	if a.proxies, err = s.trustedProxies(); err != nil {
+		return a, err
+	}
+	a.peers, err = s.peerRoots()
+	return a, err
+}
+
+// checkListen refuses to serve everybody without keys, and loads the
+// certificate.
+func (s serveCmd) checkListen(log *slog.Logger) (*tls.Config, error) {
 	loopback, err := server.Loopback(s.Listen)
 	if err != nil {
 		return nil, err
@@ -41,6 +66,19 @@ func (s serveCmd) checkAccess(log *slog.Logger) (*tls.Config, error) {
 		return nil, err
 	}
 	return &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: c.get}, nil
+}
+
+// trustedProxies are the reverse proxies that are believed about addresses.
+func (s serveCmd) trustedProxies() ([]netip.Prefix, error) {
+	var all []netip.Prefix
+	for _, text := range s.TrustedProxy {
+		p, err := server.ParseProxy(text)
+		if err != nil {
+			return nil, usage("--trusted-proxy %v", err)
+		}
+		all = append(all, p)
+	}
+	return all, nil
 }
 
 // needKeys says whether calls need a key, as it stands at the start.

@@ -189,3 +189,16 @@ func TestCheckAccess(t *testing.T) {
 		}
 	}
 }
+
+func TestTrustedProxies(t *testing.T) {
+	got, err := serveCmd{Listen: "127.0.0.1:0", TrustedProxy: []string{"10.0.0.5", "10.1.0.0/16"}}.checkAccess(slog.New(slog.DiscardHandler))
+	if err != nil || len(got.proxies) != 2 || got.proxies[0].String() != "10.0.0.5/32" {
+		t.Errorf("%v, %v", got.proxies, err)
+	}
+	for _, text := range []string{"proxy.example", "0.0.0.0/0", ""} {
+		_, err := serveCmd{Listen: "127.0.0.1:0", TrustedProxy: []string{text}}.checkAccess(slog.New(slog.DiscardHandler))
+		if err == nil || !strings.Contains(err.Error(), "--trusted-proxy") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}

@@ -15,10 +15,13 @@ import (
 // server holds for as long as its process lives.
 const homeFile = "server"
 
-// usesDataDir tells whether the server has anything to do with its data
-// directory.
-func (s serveCmd) usesDataDir() bool {
-	return s.DataDir != "" || s.DatabaseURL == "" || s.DiskBytes > 0 && s.DiskDir == ""
+// home is the data directory's name, "" for a server that has nothing to do
+// with one.
+func (s serveCmd) home() (name string, release func(), err error) {
+	if s.DataDir == "" && s.DatabaseURL != "" && (s.DiskBytes == 0 || s.DiskDir != "") {
+		return "", func() {}, nil
+	}
+	return takeHome(dataDir(s.DataDir))
 }
 
 // takeHome gives the name of a data directory, which is made if there is none,

@@ -32,6 +32,7 @@ type serveCmd struct {
 	Advertise       string        `help:"Base URL by which other servers on the same --database-url reach this one, as http://10.0.0.5:8080; default the listen address, unless that is 0.0.0.0 or [::]." env:"ROCKET_ADVERTISE" placeholder:"URL"`
 	PeerCA          string        `name:"peer-ca" help:"Certificates (PEM) to trust, beside the system's, when calling those servers over HTTPS." env:"ROCKET_PEER_CA" placeholder:"FILE"`
 	AllowHost       []string      `help:"Host name under which clients reach the server, beside localhost. With keys and none named, any." env:"ROCKET_ALLOW_HOST" placeholder:"HOST"`
+	TrustedProxy    []string      `name:"trusted-proxy" help:"Address or range (CIDR) of a reverse proxy: failed authentications of calls through it count for the last address in its X-Forwarded-For or Forwarded that is no such proxy. May be repeated; headers of anybody else are not believed." env:"ROCKET_TRUSTED_PROXY" placeholder:"CIDR"`
 	DataDir         string        `help:"Where the private Postgres and the disk tier keep their files. With a --database-url too: a server that was killed and starts with its own again has its sessions at once." env:"ROCKET_DATA_DIR" placeholder:"DIR"`
 	DiskDir         string        `help:"Folder of the disk tier; default tier in the data folder. What another model or class left in it is removed." env:"ROCKET_DISK_DIR" placeholder:"DIR"`
 	DiskBytes       byteSize      `help:"Room on disk for caches of detached and old sessions, which outlive a restart; 0: none." default:"8GiB" env:"ROCKET_DISK_BYTES" placeholder:"SIZE"`
@@ -52,14 +53,7 @@ func (s serveCmd) Run(c *console) (err error) {
 	if _, _, err := modelDir(s.Model); err != nil {
 		return err
 	}
-	if err := s.checkAdvertise(); err != nil {
-		return err
-	}
-	certificate, err := s.checkAccess(log)
-	if err != nil {
-		return err
-	}
-	roots, err := s.peerRoots()
+	reach, err := s.checkAccess(log)
 	if err != nil {
 		return err
 	}
@@ -86,14 +80,12 @@ func (s serveCmd) Run(c *console) (err error) {
 	}
 	defer l.close()
 	defer s.save(c, l, log)
-	address, home := s.advertised(ln.Addr()), ""
-	if s.usesDataDir() {
-		var leave func()
-		if home, leave, err = takeHome(dataDir(s.DataDir)); err != nil {
-			return err
-		}
-		defer leave()
+	home, leave, err := s.home()
+	if err != nil {
+		return err
 	}
+	defer leave()
+	address := s.advertised(ln.Addr())
 	manager, err := sessions.Open(c.ctx, sessions.Options{DatabaseURL: url, Engine: l.engine, Template: l.template, Log: log, Address: address, Home: home, EventsRetention: s.EventsRetention})
 	if err != nil {
 		return err
@@ -114,7 +106,7 @@ func (s serveCmd) Run(c *console) (err error) {
 	}
 	srv, err := server.New(server.Options{
 		Sessions: manager, Log: log, Version: buildVersion(), Web: web.Handler(),
-		Address: address, PeerCA: roots, AllowedHosts: s.AllowHost, RequireKeys: keys, TLS: certificate, DrainTimeout: s.DrainTimeout,
+		Address: address, PeerCA: reach.peers, TrustedProxies: reach.proxies, AllowedHosts: s.AllowHost, RequireKeys: keys, TLS: reach.tls, DrainTimeout: s.DrainTimeout,
 		ConnectionsMax: connectionsMax(log),
 	})
 	if err != nil {
