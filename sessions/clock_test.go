@@ -56,15 +56,16 @@ func TestServersClockIsOffByADay(t *testing.T) {
 		s := must(r.Create(t.Context(), local, CreateRequest{Input: ptr("a"), TTLSeconds: ptr(3600)}))
 		r.skew(by)
 		conn := must(r.pool.Acquire(t.Context()))
-		err := r.clock.read(t.Context(), conn) // as with each renewal of the lease
-		conn.Release()
-		if err != nil {
-			t.Fatal(err)
+		for time.Until(r.clock.now()).Abs() > time.Hour { // a look that took long does not count
+			if err := r.clock.read(t.Context(), conn); err != nil { // as with each renewal of the lease
+				t.Fatal(err)
+			}
 		}
+		conn.Release()
 		r.turn(s.ID, "b", 3)
 		var left, age time.Duration
 		u, _ := parseSession(s.ID)
-		err = r.pool.QueryRow(t.Context(), `SELECT expires_at - now(), (SELECT max(abs(extract(epoch FROM e.time - now())) * interval '1 second')
+		err := r.pool.QueryRow(t.Context(), `SELECT expires_at - now(), (SELECT max(abs(extract(epoch FROM e.time - now())) * interval '1 second')
 			FROM events e WHERE e.session_id = s.id) FROM sessions s WHERE id = $1`, u).Scan(&left, &age)
 		if err != nil {
 			t.Fatal(err)

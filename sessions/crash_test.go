@@ -22,7 +22,8 @@ import (
 // crashEnv holds the database's URL in the process that is to be killed.
 const crashEnv = "ROCKET_TEST_CRASH_SERVER"
 
-const crashTokens = 1000
+// crashRest is how many tokens the session of a killed server gets afterwards.
+const crashRest = 200
 
 // crashServer runs a turn until it is killed, and a session with a queued one
 // behind it. It prints what it has.
@@ -44,7 +45,7 @@ func crashServer() {
 	fatal(err)
 	idle, err := m.Create(ctx, local, CreateRequest{Input: ptr("package b\n")})
 	fatal(err)
-	t, err := m.StartTurn(ctx, local, s.ID, TurnRequest{MaxTokens: ptr(crashTokens), IgnoreEOS: true, Temperature: ptr(0.9), Seed: ptr(int64(42))})
+	t, err := m.StartTurn(ctx, local, s.ID, TurnRequest{MaxTokens: ptr(1 << 20), IgnoreEOS: true, Temperature: ptr(0.9), Seed: ptr(int64(42))})
 	fatal(err)
 	l, err := m.Log(ctx, DefaultTenant, s.ID)
 	fatal(err)
@@ -82,18 +83,17 @@ func TestKillInMidTurn(t *testing.T) {
 	if cut.State != TurnInterrupted || *cut.FinishReason != FinishInterrupted || cut.To != got.Length || cut.EndedAt == nil {
 		t.Errorf("turn after the crash: %+v", cut)
 	}
-	if len(cut.Tokens) == 0 || len(cut.Tokens) >= crashTokens {
-		t.Errorf("%d tokens were committed", len(cut.Tokens))
+	if len(cut.Tokens) == 0 {
+		t.Error("no tokens were committed")
 	}
 	checkCrashLog(t, r, session, got, seen)
 	if other := r.get(idle); other.State != StateIdle || other.Epoch != 2 {
 		t.Errorf("idle session after the crash: %+v", other)
 	}
 
-	rest := crashTokens - len(cut.Tokens)
-	end := r.wait(session, r.start(session, TurnRequest{MaxTokens: &rest, IgnoreEOS: true, Temperature: ptr(0.9), Seed: &cut.Seed}).ID)
+	end := r.wait(session, r.start(session, TurnRequest{MaxTokens: ptr(crashRest), IgnoreEOS: true, Temperature: ptr(0.9), Seed: &cut.Seed}).ID)
 	ref := r.create("func main() {\n")
-	want := r.wait(ref.ID, r.start(ref.ID, TurnRequest{MaxTokens: ptr(crashTokens), IgnoreEOS: true, Temperature: ptr(0.9), Seed: ptr(int64(42))}).ID)
+	want := r.wait(ref.ID, r.start(ref.ID, TurnRequest{MaxTokens: ptr(len(cut.Tokens) + crashRest), IgnoreEOS: true, Temperature: ptr(0.9), Seed: ptr(int64(42))}).ID)
 	if diff := cmp.Diff(want.Tokens, append(cut.Tokens, end.Tokens...)); diff != "" {
 		t.Errorf("tokens differ from those of an undisturbed run:\n%s", diff)
 	}
@@ -127,13 +127,13 @@ func durableClusterWith(t testing.TB, settings map[string]string) *localpg.Clust
 }
 
 // A ledger that crashes under a running server: it is started again, and the
-// turn comes to what it would have come to.
+// turn goes on to what it would have come to.
 func TestPostgresKilledInMidTurn(t *testing.T) {
 	pg := durableCluster(t)
 	r := openRig(t, pg.URL())
 	s := r.create("func main() {\n")
-	want := r.turn(r.fork(s.ID, ForkRequest{}).Sessions[0].ID, "", 600)
-	turn := r.start(s.ID, TurnRequest{MaxTokens: ptr(600), IgnoreEOS: true})
+	undisturbed := r.fork(s.ID, ForkRequest{}).Sessions[0].ID
+	turn := r.start(s.ID, endless)
 	l, _ := r.Log(t.Context(), DefaultTenant, s.ID)
 	if ok, err := l.Wait(t.Context(), turnStart+20); !ok || err != nil {
 		t.Fatal(err)
@@ -141,8 +141,12 @@ func TestPostgresKilledInMidTurn(t *testing.T) {
 	if err := syscall.Kill(pg.PID(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
+	until(t, "ready", func() (any, error) { return nil, r.Ready(t.Context()) })
+	r.pool.Reset() // connections that were lost while nobody used them
+	until(t, "cancel", func() (Turn, error) { return r.Cancel(t.Context(), local, s.ID) })
 	got := r.wait(s.ID, turn.ID)
-	if diff := cmp.Diff(want.Tokens, got.Tokens); diff != "" || got.State != TurnCompleted {
+	want := r.turn(undisturbed, "", len(got.Tokens))
+	if diff := cmp.Diff(want.Tokens, got.Tokens); diff != "" || got.State != TurnCancelled {
 		t.Errorf("turn %s with other tokens:\n%s", got.State, diff)
 	}
 	if got := r.turn(s.ID, "", 3); got.State != TurnCompleted {

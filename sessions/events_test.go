@@ -53,17 +53,25 @@ func TestEveryReaderSeesTheSameEvents(t *testing.T) {
 				break
 			}
 			out = append(out, part[0])
-			if next++; part[0].Type == EventTurnCompleted {
+			if next++; part[0].Type == EventTurnCancelled {
 				break
 			}
 		}
 		live <- out
 	}()
-	turn := r.start(s.ID, TurnRequest{MaxTokens: ptr(500), IgnoreEOS: true, Stop: []string{"\x01never"}})
+	turn := r.start(s.ID, TurnRequest{MaxTokens: endless.MaxTokens, IgnoreEOS: true, Stop: []string{"\x01never"}})
 	if ok, err := l.Wait(t.Context(), 6); !ok || err != nil {
 		t.Fatal(err)
 	}
 	f := r.fork(s.ID, ForkRequest{N: ptr(2)}) // an event between deltas
+	for next, behind := int64(1), 0; behind < 2; next++ {
+		if kind := r.events(s.ID, next, next)[0].Type; kind == EventSessionForked || kind == EventTurnDelta && behind > 0 {
+			behind++
+		}
+	}
+	if _, err := r.Cancel(t.Context(), local, s.ID); err != nil {
+		t.Fatal(err)
+	}
 	end := r.wait(s.ID, turn.ID)
 	fromLive := <-live
 
@@ -75,7 +83,7 @@ func TestEveryReaderSeesTheSameEvents(t *testing.T) {
 	if diff := cmp.Diff(memory, ledger, cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("memory and ledger differ:\n%s", diff)
 	}
-	if got, want := kinds(ledger), "session.created turn.started turn.delta session.forked turn.delta turn.completed"; got != want {
+	if got, want := kinds(ledger), "session.created turn.started turn.delta session.forked turn.delta turn.cancelled"; got != want {
 		t.Errorf("events %q, want %q", got, want)
 	}
 	var text strings.Builder

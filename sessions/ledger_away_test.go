@@ -14,22 +14,28 @@ func TestLedgerAwayInMidTurn(t *testing.T) {
 	p := pgtest.NewProxy(t, pgtest.New(t))
 	r := openRig(t, p.URL)
 	s := r.create("func main() {\n")
-	want := r.turn(r.fork(s.ID, ForkRequest{}).Sessions[0].ID, "", 400)
-	turn := r.start(s.ID, TurnRequest{MaxTokens: ptr(400), IgnoreEOS: true})
+	undisturbed := r.fork(s.ID, ForkRequest{}).Sessions[0].ID
+	turn := r.start(s.ID, endless)
 	l, _ := r.Log(t.Context(), DefaultTenant, s.ID)
 	if ok, err := l.Wait(t.Context(), turnStart+20); !ok || err != nil {
 		t.Fatal(err)
 	}
 	p.Cut()
-	// deltas go on, and say that they are not committed by what Get would say
-	if ok, err := l.Wait(t.Context(), turnStart+60); !ok || err != nil {
+	seen, err := l.Read(t.Context(), turnStart, ReadMax)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// deltas go on
+	if ok, err := l.Wait(t.Context(), seen[len(seen)-1].Seq+1); !ok || err != nil {
 		t.Fatal(err)
 	}
 	waitFor(t, func() bool { return ErrorCode(r.Ready(t.Context())) == CodeLedgerUnavailable })
-	_, err := r.Create(t.Context(), local, CreateRequest{})
+	_, err = r.Create(t.Context(), local, CreateRequest{})
 	wantCode(t, err, CodeLedgerUnavailable, "")
 	p.Restore()
+	until(t, "cancel", func() (Turn, error) { return r.Cancel(t.Context(), local, s.ID) })
 	got := r.wait(s.ID, turn.ID)
+	want := r.turn(undisturbed, "", len(got.Tokens))
 	if diff := cmp.Diff(want.Tokens, got.Tokens); diff != "" || got.Text != want.Text {
 		t.Errorf("the turn came to something else:\n%s", diff)
 	}
@@ -147,8 +153,8 @@ func TestLostAnswerOfACommit(t *testing.T) {
 	want := r.turn(r.fork(s.ID, ForkRequest{}).Sessions[0].ID, "", 60)
 
 	t.Run("writer", func(t *testing.T) {
-		turn := r.start(s.ID, TurnRequest{MaxTokens: ptr(60), IgnoreEOS: true})
 		p.LoseAnswer("turn.completed")
+		turn := r.start(s.ID, TurnRequest{MaxTokens: ptr(60), IgnoreEOS: true})
 		got := r.wait(s.ID, turn.ID)
 		if diff := cmp.Diff(want.Tokens, got.Tokens); diff != "" {
 			t.Errorf("tokens:\n%s", diff)

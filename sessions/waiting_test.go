@@ -86,7 +86,11 @@ func TestCancelEndsAnOrphan(t *testing.T) {
 	})
 	x.fence()
 	x.ops.unlock()
-	got, err := r.Cancel(t.Context(), local, s.ID)
+	var got Turn
+	waitFor(t, func() bool { // a commit of what it had decoded may have been under way
+		got, err = r.Cancel(t.Context(), local, s.ID)
+		return ErrorCode(err) != CodeOverloaded
+	})
 	if err != nil || got.State != TurnInterrupted {
 		t.Errorf("cancel: %+v, %v", got, err)
 	}
