@@ -182,8 +182,9 @@ func TestFailuresFromOneAddress(t *testing.T) {
 	w.from = net.IPv4(127, 0, 2, 1)
 	wrong := sessions.KeySecretPrefix + strings.Repeat("A", len(k.Secret)-len(sessions.KeySecretPrefix))
 	var got answered
+	ctx := w.ctx()
 	for i := 0; got.status != http.StatusTooManyRequests; i++ {
-		if got = w.do("GET", pathSessions, "", "X-Api-Key", wrong); got.status != http.StatusUnauthorized && got.status != http.StatusTooManyRequests || w.ctx().Err() != nil {
+		if got = w.do("GET", pathSessions, "", "X-Api-Key", wrong); got.status != http.StatusUnauthorized && got.status != http.StatusTooManyRequests || ctx.Err() != nil {
 			t.Fatalf("failure %d: %d %s", i, got.status, got.body)
 		}
 	}

@@ -2,6 +2,8 @@ package server
 
 import (
 	"context"
+	"errors"
+	"io"
 	"net/http"
 	"testing"
 
@@ -24,16 +26,25 @@ func TestConnectionsAreBounded(t *testing.T) {
 		}
 		idle = append(idle, c)
 	}
-	for _, c := range idle[:2*most] {
-		c.ends("an old connection")
+	ended := make(chan bool, len(idle))
+	for _, c := range idle {
+		go func() {
+			_, err := io.Copy(io.Discard, c.in)
+			ended <- !errors.Is(err, errTimeout(err))
+		}()
+	}
+	for range 2 * most { // those that it knew first to wait, which need not be those that were answered first
+		if !<-ended {
+			t.Error("an old connection stays open")
+		}
 	}
 	var busy []*rawConn
-	for len(busy) < most {
+	for ctx := h.ctx(); len(busy) < most; {
 		// A client may have its answer a moment before the server knows that
 		// the connection waits, and so find no place yet.
 		if c, resp, err := h.tryUpgrade(pathSessions + "/" + h.sid + "/stream"); err == nil && resp.StatusCode == http.StatusSwitchingProtocols {
 			busy = append(busy, c)
-		} else if h.ctx().Err() != nil {
+		} else if ctx.Err() != nil {
 			t.Fatalf("connections that wait do not give way to a socket: %v, %v", resp, err)
 		}
 	}
@@ -50,8 +61,8 @@ func TestConnectionsAreBounded(t *testing.T) {
 			t.Errorf("a socket at work was closed with %d", code)
 		}
 	}
-	for status := 0; status != http.StatusOK; { // until the server has seen their ends
-		if h.ctx().Err() != nil {
+	for ctx, status := h.ctx(), 0; status != http.StatusOK; { // until the server has seen their ends
+		if ctx.Err() != nil {
 			t.Fatal("there is no room again")
 		}
 		c := h.connect()

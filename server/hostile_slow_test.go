@@ -185,8 +185,8 @@ func TestUnfinishedRequestsAreCounted(t *testing.T) {
 		defer h.server.held.mu.Unlock()
 		return h.server.held.all
 	}
-	for counted() < sent-(sockets+bodies)*(heldFreeBytes+512<<10) { // a reader takes a frame by pieces of its buffer
-		if h.ctx().Err() != nil {
+	for ctx := h.ctx(); counted() < sent-(sockets+bodies)*(heldFreeBytes+512<<10); { // a reader takes a frame by pieces of its buffer
+		if ctx.Err() != nil {
 			t.Fatalf("%d bytes are counted of %d", counted(), sent)
 		}
 		time.Sleep(10 * time.Millisecond)

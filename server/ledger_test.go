@@ -50,10 +50,10 @@ func TestLedgerLostInMidTurn(t *testing.T) {
 	if !slices.Equal(got.Tokens, want.Tokens) {
 		t.Errorf("%d tokens after the fault differ from %d without", len(got.Tokens), len(want.Tokens))
 	}
-	for {
+	for ctx := w.ctx(); ; {
 		if err := w.api.Ready(w.ctx()); err == nil {
 			break
-		} else if w.ctx().Err() != nil {
+		} else if ctx.Err() != nil {
 			t.Fatalf("not ready again: %v", err)
 		}
 	}

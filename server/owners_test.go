@@ -18,6 +18,7 @@ import (
 
 	"rocket/client"
 	"rocket/internal/localpg/pgtest"
+	"rocket/internal/testaddr"
 )
 
 // seeming is a server that is a row in the ledger, and what the test wants
@@ -56,17 +57,6 @@ func (f *seeming) exec(sql string, args ...any) {
 	}
 }
 
-// closedAddress refuses connections.
-func closedAddress(t *testing.T) string {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ln.Close()
-	return "http://" + ln.Addr().String()
-}
-
 // TestOwnerIsGone: a session whose server's process is gone is served by whom
 // is asked, at once.
 func TestOwnerIsGone(t *testing.T) {
@@ -101,7 +91,7 @@ func TestOwnerIsGone(t *testing.T) {
 		},
 	} {
 		s := w.create("package main")
-		w.giveAway(s.ID, closedAddress(t), false)
+		w.giveAway(s.ID, "http://"+testaddr.Refusing(t), false)
 		if err := use(s.ID); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -116,7 +106,7 @@ func TestOwnerIsGone(t *testing.T) {
 func TestOwnerRefuses(t *testing.T) {
 	w := start(t, worldOptions{})
 	s := w.create("package main")
-	w.giveAway(s.ID, closedAddress(t), true)
+	w.giveAway(s.ID, "http://"+testaddr.Refusing(t), true)
 	path := pathSessions + "/" + s.ID
 	for _, c := range []string{path, path + "/turns", path + "/tokens", path + "/events", path + "/tree", path + "/export"} {
 		w.do("GET", c, "").into(t, http.StatusOK, nil)

@@ -18,7 +18,7 @@ import (
 // client can put one, right or wrong: it is in no log line at any level, no
 // error, no metric, and not among the audit records.
 func TestSecretsInEveryPlace(t *testing.T) {
-	w := start(t, worldOptions{server: Options{RequireKeys: true, times: shortTimes}, logLevel: slog.LevelDebug - 4})
+	w := start(t, worldOptions{server: Options{RequireKeys: true}, logLevel: slog.LevelDebug - 4})
 	good, c := w.key("a", true)
 	revoked, _ := w.key("a", true)
 	if _, err := w.manager.Keys().Revoke(w.ctx(), revoked.ID); err != nil {

@@ -3,7 +3,9 @@ package server
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"slices"
@@ -343,28 +345,50 @@ func TestStreamRefusesBadFrames(t *testing.T) {
 	}
 }
 
-// TestDeadPeer: a client that neither reads nor answers pings is let go of.
+// TestDeadPeer: a client that does not answer pings is let go of.
 func TestDeadPeer(t *testing.T) {
 	w := start(t, worldOptions{server: Options{Heartbeat: 10 * time.Millisecond, WriteTimeout: 50 * time.Millisecond, CallTimeout: 50 * time.Millisecond}})
 	s := w.create("x")
-	w.dial(s.ID, "") // never read from: no pongs
-	if _, err := w.api.DialWatch(w.ctx(), "", false); err != nil {
-		t.Fatal(err)
-	}
-	live := w.dial(s.ID, "")
-	go func() { // reads, and so answers pings
-		for {
-			if _, _, err := live.conn.Read(w.t.Context()); err != nil {
-				return
-			}
+	for _, path := range []string{pathSessions + "/" + s.ID + "/stream", pathWatch} {
+		conn, in, _ := rawSocket(t, w, path, "")
+		_ = conn.SetReadDeadline(time.Now().Add(patience))
+		if _, err := io.Copy(io.Discard, in); errors.Is(err, errTimeout(err)) {
+			t.Errorf("%s: a dead peer is kept", path)
 		}
+	}
+	for ctx := w.ctx(); w.scrape()["rocket_websocket_connections"] != 0; {
+		if ctx.Err() != nil {
+			t.Fatal("dead peers are counted")
+		}
+	}
+}
+
+// TestLivePeer: one that answers them is kept.
+func TestLivePeer(t *testing.T) {
+	w := start(t, worldOptions{server: Options{Heartbeat: 10 * time.Millisecond}})
+	s := w.create("x")
+	pings := make(chan struct{}, 8)
+	live := w.dialWith(s.ID, "", &websocket.DialOptions{OnPingReceived: func(context.Context, []byte) bool {
+		select {
+		case pings <- struct{}{}:
+		default:
+		}
+		return true
+	}})
+	ponged := make(chan struct{})
+	go func() { // reads, and so answers pings
+		defer close(ponged)
+		live.until("pong")
 	}()
-	for w.scrape()["rocket_websocket_connections"] != 1 {
-		if w.ctx().Err() != nil {
-			t.Fatal("dead peers are kept")
+	for range cap(pings) {
+		select {
+		case <-pings:
+		case <-ponged:
+			t.Fatal("a pong that nobody asked for, or the socket ended")
 		}
 	}
 	live.send(`{"type":"ping"}`)
+	<-ponged
 }
 
 func TestStreamRefusesForeignPages(t *testing.T) {
@@ -423,14 +447,27 @@ func TestSlowReader(t *testing.T) {
 		},
 	}}})
 	slow.until("session.created")
-	fast := w.dial(s.ID, "")
-	turn, err := w.api.StartTurn(w.ctx(), s.ID, greedy(1500), client.CallOptions{})
+	turn, err := w.api.StartTurn(w.ctx(), s.ID, greedy(30_000), client.CallOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The fast reader sees the end although the slow one has read nothing.
-	if done, _ := fast.until("turn.completed"); done["turn_id"] != turn.ID {
-		t.Errorf("completed %v", done)
+	// A reader that reads sees the end although the slow one has read nothing. Where it has no time to read it is sent
+	// away too, and comes back.
+	for e, err := range w.api.Follow(w.ctx(), s.ID, client.Position{}, client.FollowOptions{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Seq == 1500 { // more than all buffers on the way hold
+			if _, err := w.api.Cancel(w.ctx(), s.ID, client.CallOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if e.Final() {
+			if e.Type != "turn.cancelled" || e.TurnID != turn.ID {
+				t.Errorf("ended with %+v", e)
+			}
+			break
+		}
 	}
 	var got []client.Event
 	code, reason := websocket.StatusCode(0), ""
@@ -465,7 +502,7 @@ func TestSlowReader(t *testing.T) {
 			t.Fatal(err)
 		}
 		got = append(got, e)
-		if e.Type == "turn.completed" {
+		if e.Final() {
 			break
 		}
 	}

@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"rocket/internal/testaddr"
 )
 
 // asRocket makes the test binary behave as the command, so that tests kill
@@ -143,17 +145,6 @@ func dataDirectory(t *testing.T) string {
 	return data
 }
 
-// freeAddress is an address that nobody listened on a moment ago.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	return ln.Addr().String()
-}
-
 func testContext(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -209,7 +200,7 @@ func TestFailures(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(broken, "config.json"), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	nowhere := freeAddress(t)
+	nowhere := testaddr.Refusing(t)
 	for _, c := range []struct {
 		name  string
 		args  []string
