@@ -11,12 +11,12 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
+	"rocket/internal/leaktest"
 )
 
 // What needs a real server is tested in package server, where there is one.
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 func TestNew(t *testing.T) {
 	for base, ok := range map[string]bool{

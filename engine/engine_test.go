@@ -9,14 +9,13 @@ import (
 	"sync"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"rocket/engine/model"
 	"rocket/engine/tokenizer"
+	"rocket/internal/leaktest"
 	"rocket/kernels"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // tiny is the smallest real checkpoint: glm5_next with the sparse selection active from 16 tokens on.
 const tiny = "model/testdata/glm5-next"

@@ -21,6 +21,7 @@ import (
 	"rocket/engine/chat"
 	"rocket/engine/model"
 	"rocket/engine/tokenizer"
+	"rocket/internal/leaktest"
 	"rocket/internal/localpg/pgtest"
 	"rocket/kernels"
 	"rocket/models/nano"
@@ -29,7 +30,7 @@ import (
 
 // The one test cluster of the process lives until the process ends.
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("rocket/internal/localpg.(*Cluster).supervise"),
+	leaktest.Main(m, goleak.IgnoreAnyFunction("rocket/internal/localpg.(*Cluster).supervise"),
 		goleak.IgnoreAnyFunction("rocket/internal/localpg.(*Cluster).launch.func1"))
 }
 

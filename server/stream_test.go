@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"rocket/client"
+	"rocket/sessions"
 )
 
 // peer is a raw WebSocket client: what comes is decoded into maps, so that
@@ -451,16 +452,21 @@ func TestSlowReader(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	log, err := w.manager.Log(w.ctx(), sessions.DefaultTenant, s.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ok, err := log.Wait(w.ctx(), 1500); !ok || err != nil { // more than all buffers on the way hold
+		t.Fatal(ok, err)
+	}
+	if _, err := w.api.Cancel(w.ctx(), s.ID, client.CallOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	// A reader that reads sees the end although the slow one has read nothing. Where it has no time to read it is sent
 	// away too, and comes back.
 	for e, err := range w.api.Follow(w.ctx(), s.ID, client.Position{}, client.FollowOptions{}) {
 		if err != nil {
 			t.Fatal(err)
-		}
-		if e.Seq == 1500 { // more than all buffers on the way hold
-			if _, err := w.api.Cancel(w.ctx(), s.ID, client.CallOptions{}); err != nil {
-				t.Fatal(err)
-			}
 		}
 		if e.Final() {
 			if e.Type != "turn.cancelled" || e.TurnID != turn.ID {

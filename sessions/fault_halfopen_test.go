@@ -32,9 +32,14 @@ func impatient(t *testing.T) *lossy {
 // reads is answered in time, whatever the caller's patience, and afterwards
 // the connections that are dead cost nobody more than a look.
 func TestReadsOverHalfOpenConnections(t *testing.T) {
-	l := impatient(t)
-	s := l.create("func main() {\n")
-	turn := l.turn(s.ID, "", 5)
+	l := impatient(t) // on a busy machine it may find the ledger too slow
+	s := until(t, "create", func() (Session, error) {
+		return l.Create(t.Context(), local, CreateRequest{Input: ptr("func main() {\n")})
+	})
+	turn := until(t, "turn", func() (Turn, error) {
+		return l.StartTurn(t.Context(), local, s.ID, TurnRequest{MaxTokens: ptr(5), IgnoreEOS: true})
+	})
+	until(t, "wait", func() (Turn, error) { return l.WaitTurn(t.Context(), DefaultTenant, s.ID, turn.ID) })
 	l.p.HalfOpen()
 	var wg sync.WaitGroup
 	for range poolConnsMax { // all places of the pool are taken by connections that never come about

@@ -14,6 +14,7 @@ import (
 	"rocket/engine/chat"
 	"rocket/engine/model"
 	"rocket/engine/tokenizer"
+	"rocket/internal/leaktest"
 	"rocket/internal/localpg/pgtest"
 	"rocket/kernels"
 )
@@ -60,12 +61,8 @@ func TestMain(m *testing.M) {
 		}
 		e.Close()
 	}
-	if err := goleak.Find(goleak.IgnoreAnyFunction("rocket/internal/localpg.(*Cluster).supervise"),
-		goleak.IgnoreAnyFunction("rocket/internal/localpg.(*Cluster).launch.func1")); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
+	os.Exit(leaktest.Check(code, goleak.IgnoreAnyFunction("rocket/internal/localpg.(*Cluster).supervise"),
+		goleak.IgnoreAnyFunction("rocket/internal/localpg.(*Cluster).launch.func1")))
 }
 
 // rig is a manager on a database of its own.

@@ -11,15 +11,16 @@ import (
 	"slices"
 	"testing"
 
-	"go.uber.org/goleak"
 	"pgregory.net/rapid"
+
+	"rocket/internal/leaktest"
 )
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(crashDir); dir != "" {
 		crashChild(dir)
 	}
-	goleak.VerifyTestMain(m)
+	leaktest.Main(m)
 }
 
 // testIdentity has pages of an odd length that are padded, and states of several chunks.

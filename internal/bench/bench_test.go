@@ -3,14 +3,13 @@ package bench
 import (
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"rocket/engine"
 	"rocket/engine/model"
+	"rocket/internal/leaktest"
 	"rocket/kernels"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // tinyEngine runs the smallest real checkpoint.
 func tinyEngine(t *testing.T) (*kernels.Device, *model.Model, *engine.Engine) {

@@ -3,14 +3,13 @@ package replay
 import (
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"rocket/engine"
 	"rocket/engine/model"
+	"rocket/internal/leaktest"
 	"rocket/kernels"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // TestRunAgrees: the real engine reuses, request for request, what the walk says, and keeps as many snapshots.
 func TestRunAgrees(t *testing.T) {
