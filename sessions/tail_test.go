@@ -48,7 +48,7 @@ func TestTailWaitsBehindTheLedger(t *testing.T) {
 		for err == nil && (len(seen) == 0 || r == b || seen[len(seen)-1].Type != EventTurnCompleted) {
 			select {
 			case <-woken[r]:
-			case <-time.After(10 * time.Second):
+			case <-time.After(time.Minute):
 				t.Fatalf("not woken, at the other server: %v; seen %+v", r == b, seen)
 			}
 			var more []Event

@@ -145,9 +145,10 @@ func dataDirectory(t *testing.T) string {
 	return data
 }
 
+// testContext bounds all that a test waits for.
 func testContext(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -14,6 +14,7 @@ import (
 
 	"rocket/client"
 	"rocket/internal/localpg/pgtest"
+	"rocket/internal/testaddr"
 )
 
 // reading follows a session in the background, as client programs do.
@@ -88,8 +89,8 @@ func everything(ctx context.Context, t *testing.T, api *client.Client, id string
 // been, and the server that woke up has changed nothing.
 func TestServersThatStop(t *testing.T) {
 	url := pgtest.New(t)
-	args := []string{"--database-url", url, "--disk-bytes", "0", "--threads", "1", "--listen", "127.0.0.1:0"}
-	a, b := serve(t, args...), serve(t, args...)
+	args := []string{"--database-url", url, "--disk-bytes", "0", "--threads", "1", "--listen"}
+	a, b := serve(t, append(args, testaddr.Free(t))...), serve(t, append(args, testaddr.Free(t))...)
 	atA, atB := connect(t, a.url), connect(t, b.url)
 	ctx := testContext(t)
 	if list, err := atB.Servers(ctx); err != nil || len(list) != 2 || list[0].Address != a.url || list[1].Address != b.url {
