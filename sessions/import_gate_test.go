@@ -108,7 +108,9 @@ func TestImportGate(t *testing.T) {
 		p, leave := enter(fmt.Sprint(i))
 		places, leaves = append(places, p), append(leaves, leave)
 	}
-	wait := func(i int, d time.Duration) error { return errors.Join(places[i].reads(true, at), places[i].reads(false, at.Add(d))) }
+	wait := func(i int, d time.Duration) error {
+		return errors.Join(places[i].reads(true, at), places[i].reads(false, at.Add(d)))
+	}
 	if err := errors.Join(wait(1, importPatience/2), wait(1, importPatience/2), wait(2, 1), places[3].reads(true, at)); err != nil {
 		t.Error(err)
 	}
