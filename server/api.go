@@ -156,7 +156,7 @@ func operation(op huma.Operation) huma.Operation {
 // Mutation is embedded by the inputs of calls that change something. It is
 // exported, as SessionInput is, since huma sees no other fields.
 type Mutation struct {
-	IdempotencyKey string `header:"Idempotency-Key" maxLength:"255" doc:"a repeated call with the same key and body gets the first one's answer, for 24 hours"`
+	IdempotencyKey string `header:"Idempotency-Key" maxLength:"255" doc:"a repeated call with the same key and body gets the first one's answer, for 24 hours; of a tenant with very many keys for an hour at least"`
 }
 
 // SessionInput is embedded by the inputs of calls on one session.

@@ -15,6 +15,7 @@ const (
 	// IdempotencyKeyBytesMax bounds a key.
 	IdempotencyKeyBytesMax = 255
 
+	// idempotencyTTL is how long a key is kept, see idempotency_room.go.
 	idempotencyTTL = 24 * time.Hour
 )
 
@@ -43,6 +44,9 @@ func once[T any](ctx context.Context, m *Manager, call Call, fn func(save) (T, e
 	out, found, err := stored[T](ctx, m, call)
 	if found || err != nil {
 		return out, err
+	}
+	if err := m.admitKey(ctx, call.Tenant); err != nil {
+		return zero, err
 	}
 	out, refused := fn(func(w *work, answer any) error { return insertAnswer(w, call, answer) })
 	if !refusedForItself(refused) {

@@ -133,10 +133,7 @@ func (m *Manager) sweep(ctx context.Context) error {
 		}
 		s.ops.unlock()
 	}
-	if _, err := m.pool.Exec(ctx, `DELETE FROM idempotency WHERE expires_at <= now()`); err != nil {
-		return fmt.Errorf("sweep idempotency keys: %w", err)
-	}
-	return nil
+	return m.dropExpiredKeys(ctx)
 }
 
 // endTurns interrupts every running turn and waits for the ends to be

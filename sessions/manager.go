@@ -113,7 +113,8 @@ type Manager struct {
 
 	draining  atomic.Bool
 	checking  gate          // one CheckCache at a time
-	imports   importGate
+	imports   importGate    // under way
+	keyRoom   keyRoom       // for idempotency keys
 	exporting atomic.Int32  // Exports under way
 	prompts   promptGate    // of large prompts
 	gaveUp    chan struct{} // capacity 1; a turn was given up, look whether the ledger has it as running
@@ -136,7 +137,7 @@ func Open(ctx context.Context, opts Options) (*Manager, error) {
 	m := &Manager{
 		opts: opts, eng: opts.Engine, log: opts.Log, me: newID(),
 		live: map[liveKey]*session{}, calls: map[callKey]chan struct{}{},
-		turns: map[string]int{}, tenants: map[string]tenantCount{}, checking: newGate(),
+		turns: map[string]int{}, tenants: map[string]tenantCount{}, checking: newGate(), keyRoom: keyRoom{most: IdempotencyKeysMax},
 		gaveUp: make(chan struct{}, 1),
 	}
 	if m.opts.DeltaInterval == 0 {
