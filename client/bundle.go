@@ -3,7 +3,6 @@ package client
 import (
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -66,7 +65,7 @@ func (c *Client) Import(ctx context.Context, r io.Reader, opts CallOptions) (Imp
 	if resp.StatusCode >= 400 {
 		return out, readError(resp)
 	}
-	if err := json.NewDecoder(io.LimitReader(resp.Body, answerBytesMax)).Decode(&out); err != nil {
+	if err := readAnswer(resp, &out); err != nil {
 		return out, fmt.Errorf("decode answer of import: %w", err)
 	}
 	return out, nil

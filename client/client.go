@@ -59,6 +59,8 @@ type Error struct {
 	Field      string        `json:"field"`     // the request field that is wrong
 	FirstSeq   int64         `json:"first_seq"` // with code "gone": the first event that is left
 	RetryAfter time.Duration `json:"-"`
+
+	lost error // why the rest of the answer did not come; nil: it is whole
 }
 
 func (e *Error) Error() string {
@@ -149,10 +151,50 @@ func (c *Client) do(ctx context.Context, method, path string, query url.Values, 
 // that it has none twice.
 func again(err error) bool {
 	if e, ok := errors.AsType[*Error](err); ok {
-		return e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable || e.Code == "idempotency_running"
+		return e.lost != nil || e.Status == http.StatusTooManyRequests || e.Status == http.StatusServiceUnavailable || e.Code == "idempotency_running"
 	}
 	_, network := errors.AsType[*url.Error](err)
-	return network || errors.Is(err, io.ErrUnexpectedEOF)
+	_, lost := errors.AsType[*lostError](err)
+	return network || lost
+}
+
+// lostError is the end of a connection in the middle of an answer, however the
+// network or the transport names it.
+type lostError struct{ cause error }
+
+func (e *lostError) Error() string { return "the answer was cut: " + e.cause.Error() }
+
+// Unwrap gives what the transport said.
+func (e *lostError) Unwrap() error { return e.cause }
+
+var errAnswerTooLarge = fmt.Errorf("the answer is larger than %d bytes", answerBytesMax)
+
+// answerReader reads an answer's body, and tells its ends apart: a connection
+// that is lost, and more than the client holds.
+type answerReader struct {
+	body io.Reader
+	left int64
+}
+
+func (r *answerReader) Read(p []byte) (int, error) {
+	if r.left <= 0 {
+		return 0, errAnswerTooLarge
+	}
+	n, err := r.body.Read(p[:min(int64(len(p)), r.left)])
+	r.left -= int64(n)
+	if err != nil && err != io.EOF {
+		err = &lostError{err}
+	}
+	return n, err
+}
+
+// readAnswer decodes the body of an answer.
+func readAnswer(resp *http.Response, out any) error {
+	err := json.NewDecoder(&answerReader{resp.Body, answerBytesMax}).Decode(out)
+	if err == io.EOF || err == io.ErrUnexpectedEOF { // a body without a length ends where its connection does
+		err = &lostError{io.ErrUnexpectedEOF}
+	}
+	return err
 }
 
 // pause waits before attempt+1: as long as the server asked for, else longer
@@ -198,10 +240,12 @@ func (c *Client) once(ctx context.Context, method, path string, query url.Values
 		return readError(resp)
 	}
 	if out == nil || resp.StatusCode == http.StatusNoContent {
-		_, err = io.Copy(io.Discard, io.LimitReader(resp.Body, problemBytesMax))
-		return err
+		if _, err = io.Copy(io.Discard, io.LimitReader(resp.Body, problemBytesMax)); err != nil {
+			return fmt.Errorf("read answer of %s %s: %w", method, path, &lostError{err})
+		}
+		return nil
 	}
-	if err := json.NewDecoder(io.LimitReader(resp.Body, answerBytesMax)).Decode(out); err != nil {
+	if err := readAnswer(resp, out); err != nil {
 		return fmt.Errorf("decode answer of %s %s: %w", method, path, err)
 	}
 	return nil
@@ -210,7 +254,8 @@ func (c *Client) once(ctx context.Context, method, path string, query url.Values
 // readError makes an Error of an answer, whether it is a problem or not.
 func readError(resp *http.Response) error {
 	e := &Error{Status: resp.StatusCode, Title: http.StatusText(resp.StatusCode)}
-	data, _ := io.ReadAll(io.LimitReader(resp.Body, problemBytesMax)) // what came is all there is to tell
+	data, err := io.ReadAll(io.LimitReader(resp.Body, problemBytesMax)) // what came is all there is to tell
+	e.lost = err
 	if kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")); kind == "application/problem+json" {
 		if err := json.Unmarshal(data, e); err != nil {
 			e.Detail = string(data)
