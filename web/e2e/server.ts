@@ -11,13 +11,23 @@ const binary = join(import.meta.dirname, "../../bin/rocket");
 const startMillis = 90_000; // initdb, migrations and loading on a busy machine
 const stopMillis = 45_000;
 
+/**
+ * A port that this server can have again after a crash: below those that systems hand out to connections, and to
+ * listeners that name none, which begin at 32768 on Linux.
+ */
 async function freePort(): Promise<number> {
-  const server = createServer().listen(0, "127.0.0.1");
-  await once(server, "listening");
-  const { port } = server.address() as { port: number };
-  server.close();
-  await once(server, "close");
-  return port;
+  for (;;) {
+    const port = 20_000 + Math.floor(Math.random() * 12_000);
+    const server = createServer().listen(port, "127.0.0.1");
+    const free = await once(server, "listening").then(
+      () => true,
+      () => false,
+    );
+    if (!free) continue;
+    server.close();
+    await once(server, "close");
+    return port;
+  }
 }
 
 export class Server {
