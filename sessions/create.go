@@ -39,6 +39,7 @@ func (m *Manager) Create(ctx context.Context, call Call, req CreateRequest) (Ses
 		if err != nil {
 			return Session{}, err
 		}
+		defer s.ops.unlock()
 		m.spend(call.Tenant, len(line))
 		out := s.view()
 		if len(line) > 0 {
@@ -71,6 +72,7 @@ func (m *Manager) newRow(tenant string, length int) row {
 		parity: m.info.ParityClass, state: StateIdle, owner: &m.me, epoch: 1, rev: 1, length: length, labels: map[string]string{}}
 }
 
+// createRoot makes a root session and returns it with its ops held.
 func (m *Manager) createRoot(ctx context.Context, x row, line []int32, save save) (*session, error) {
 	if x.labels == nil {
 		x.labels = map[string]string{}
@@ -79,7 +81,8 @@ func (m *Manager) createRoot(ctx context.Context, x row, line []int32, save save
 	defer cancel()
 	var created Event
 	began := time.Now()
-	err, _ := m.transact(ctx, (*work).readNow, func(w *work) error {
+	s := m.reserve(x.tenant, x.id)
+	err, unknown := m.transact(ctx, (*work).readNow, func(w *work) error {
 		x.created = w.now
 		x.touch(w.now)
 		events := []Event{{Type: EventSessionCreated, Time: w.now, EventData: EventData{RootID: sessionID(x.root)}}}
@@ -93,20 +96,30 @@ func (m *Manager) createRoot(ctx context.Context, x row, line []int32, save save
 		}
 		return save(w, x.session())
 	})
-	if err != nil {
-		return nil, ledgerError("create session", err)
+	if err == nil {
+		m.counts.committed(time.Since(began))
+		s.fill(x, line, []Event{created})
+		return s, nil
 	}
-	m.counts.committed(time.Since(began))
-	return m.adopt(x, line, []Event{created}), nil
+	err = ledgerError("create session", err)
+	if !unknown {
+		s.unmade(err)
+		return nil, err
+	}
+	m.wg.Go(func() { // it may be there all the same, and be told of
+		if !s.settle(x.epoch, x.rev) {
+			s.unmade(err)
+			return
+		}
+		s.fill(x, line, []Event{created})
+		s.ops.unlock()
+	})
+	return nil, err
 }
 
 // prefill opens a new session's timeline, which fills it behind. Without room
-// it stays cold until its first turn.
+// it stays cold until its first turn. The caller holds ops.
 func (m *Manager) prefill(ctx context.Context, s *session, mark int) {
-	if err := s.ops.lock(ctx); err != nil {
-		return
-	}
-	defer s.ops.unlock()
 	if _, err := s.coldStart(ctx, engine.OpenOptions{Mark: mark}); err != nil && ErrorCode(err) != CodeLimit {
 		m.log.Warn("session stays cold", "session", sessionID(s.key.id), "error", err)
 	}

@@ -101,6 +101,7 @@ type fork struct {
 	resumed  *Restored    // the parent was detached
 	kids     []ForkChild
 	rows     []*row
+	children []*session // reserved for rows
 	events   []Event // of the parent
 	created  []Event // one of each child
 	result   ForkResult
@@ -188,6 +189,14 @@ func (f *fork) drop() {
 	}
 }
 
+// abort is for a fork that did not happen.
+func (f *fork) abort() {
+	f.drop()
+	for _, c := range f.children {
+		c.unmade(fail(CodeOverloaded, "the fork did not happen"))
+	}
+}
+
 func (f *fork) commit(ctx context.Context, save save) error {
 	s := f.o.session
 	return f.o.commit(ctx, effect{
@@ -211,16 +220,13 @@ func (f *fork) commit(ctx context.Context, save save) error {
 		},
 		apply: func() {
 			s.appendLocked(f.events)
-			children := make([]*session, len(f.rows))
-			for i, c := range f.rows {
-				if child, fresh := s.m.adoptHeld(*c, f.line, f.created[i:i+1]); fresh {
-					children[i] = child
-				}
+			for i, c := range f.children {
+				c.fill(*f.rows[i], f.line, f.created[i:i+1])
 			}
-			s.m.counts.forks.Add(int64(len(children)))
-			s.m.wg.Go(func() { f.attach(children) })
+			s.m.counts.forks.Add(int64(len(f.children)))
+			s.m.wg.Go(f.attach)
 		},
-		abort: f.drop,
+		abort: f.abort,
 	})
 }
 
@@ -252,6 +258,7 @@ func (f *fork) family(x *row, now time.Time) {
 			EventData: EventData{ParentID: &parent, ForkedAt: &f.at, RootID: sessionID(x.root)}}}
 		number(events, c)
 		f.rows = append(f.rows, c)
+		f.children = append(f.children, f.o.m.reserve(c.tenant, c.id))
 		f.created = append(f.created, events[0])
 		forked.Children = append(forked.Children, sessionID(c.id))
 		v := c.session()
@@ -262,13 +269,10 @@ func (f *fork) family(x *row, now time.Time) {
 }
 
 // attach gives the children their timelines.
-func (f *fork) attach(children []*session) {
+func (f *fork) attach() {
 	defer close(f.attached)
 	mark := f.mark
-	for i, c := range children {
-		if c == nil { // in use already: it opens its timeline by itself
-			continue
-		}
+	for i, c := range f.children {
 		if mark != nil {
 			seq, err := f.o.m.eng.Fork(context.Background(), mark)
 			if err != nil {

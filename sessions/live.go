@@ -126,36 +126,39 @@ func (m *Manager) newSession(k liveKey) *session {
 	return &session{m: m, key: k, loaded: make(chan struct{}), ops: newGate(), wlock: newGate(), alock: newGate(), lastUsed: time.Now()}
 }
 
-// adopt puts a new session, with its first events, into the live map.
-func (m *Manager) adopt(x row, line []int32, events []Event) *session {
-	s, _ := m.adoptHeld(x, line, events)
-	s.ops.unlock()
+// reserve puts a session that is about to be made into the live map, with its
+// ops held: whoever finds its row in the ledger before this server has said so
+// in memory waits for fill or unmade, rather than loading a second one.
+func (m *Manager) reserve(tenant string, id uuid.UUID) *session {
+	s := m.newSession(liveKey{tenant, id})
+	s.ops <- struct{}{}
+	m.mu.Lock()
+	m.live[s.key] = s
+	m.mu.Unlock()
 	return s
 }
 
-// adoptHeld is adopt for a session that nobody may operate on yet. fresh is
-// false for one that somebody has found in the ledger before, which can be
-// when a commit had to be settled; it is left alone.
-func (m *Manager) adoptHeld(x row, line []int32, events []Event) (s *session, fresh bool) {
-	s = m.newSession(liveKey{x.tenant, x.id})
-	s.ops <- struct{}{}
+// fill makes a reserved session what was committed, with its first events. Its
+// ops stay held.
+func (s *session) fill(x row, line []int32, events []Event) {
+	s.mu.Lock()
 	s.row = x
 	s.line, s.hasLine = line, true
 	s.log.init(0)
-	m.mu.Lock()
-	if _, there := m.live[s.key]; there {
-		m.mu.Unlock()
-		return s, false
-	}
-	m.live[s.key] = s
-	m.mu.Unlock()
-	s.mu.Lock()
 	s.appendLocked(events)
 	s.log.commit(x.lastSeq)
 	s.visibleLocked()
 	s.mu.Unlock()
 	close(s.loaded)
-	return s, true
+}
+
+// unmade gives up a reserved session whose commit did not happen, or whose
+// outcome nobody learns any more. Who waits for it asks the ledger.
+func (s *session) unmade(err error) {
+	s.loadErr = err
+	s.m.forget(s)
+	close(s.loaded)
+	s.ops.unlock()
 }
 
 func (s *session) set(x row) {

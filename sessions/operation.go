@@ -244,8 +244,8 @@ func (s *session) settle(epoch, rev int64) bool {
 		switch {
 		case err == nil:
 			return now == epoch && got >= rev
-		case errors.Is(err, pgx.ErrNoRows): // a deletion that happened
-			return true
+		case errors.Is(err, pgx.ErrNoRows):
+			return rev > 1 // a deletion that happened; of its first write: a creation that did not
 		case !isUnavailable(err):
 			s.m.log.Error("settle a commit", "session", sessionID(s.key.id), "error", err)
 			return false
