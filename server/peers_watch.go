@@ -82,6 +82,8 @@ func (w *watcher) write(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	beat := w.server.newPinger(w.conn, &w.all, 0)
+	defer beat.Stop()
 	failed := make(chan error, 1)
 	w.all.Go(func() { failed <- w.readOwn(ctx) })
 	for {
@@ -90,6 +92,8 @@ func (w *watcher) write(ctx context.Context) error {
 			if err := w.put(data); err != nil {
 				return err
 			}
+		case <-beat.C:
+			beat.ping()
 		case err := <-failed:
 			return err
 		case <-ctx.Done():

@@ -206,16 +206,6 @@ func (c *socket) guard(work func() error) (err error) {
 	return work()
 }
 
-// ping finds peers that are gone without a word.
-func (c *socket) ping() error {
-	wait, cancel := context.WithTimeout(context.Background(), c.server.opts.WriteTimeout+c.server.opts.CallTimeout)
-	defer cancel()
-	if err := c.conn.Ping(wait); err != nil {
-		return fmt.Errorf("ping: %w", err)
-	}
-	return nil
-}
-
 // read takes frames in order and executes them.
 func (c *socket) read(ctx context.Context, begin func(context.Context) error) error {
 	if err := begin(ctx); err != nil {

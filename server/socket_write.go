@@ -7,8 +7,6 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"sync/atomic"
-	"time"
 
 	"github.com/coder/websocket"
 )
@@ -18,9 +16,8 @@ import (
 // session does not hold back the others. What there is at once goes out in one
 // write.
 func (c *socket) write(ctx context.Context) error {
-	beat := time.NewTicker(c.server.opts.Heartbeat)
+	beat := c.server.newPinger(c.conn, &c.all, c.server.opts.CallTimeout)
 	defer beat.Stop()
-	var pinging atomic.Bool
 	for {
 		busy, err := c.writeRound(ctx)
 		if err != nil {
@@ -37,15 +34,7 @@ func (c *socket) write(ctx context.Context) error {
 			return ctx.Err()
 		case <-c.wake:
 		case <-beat.C:
-			// not here: it waits for the peer's answer
-			if !pinging.Swap(true) {
-				c.all.Go(func() {
-					defer pinging.Store(false)
-					if err := c.guard(c.ping); err != nil {
-						_ = c.conn.CloseNow() // which ends the reader
-					}
-				})
-			}
+			beat.ping()
 		}
 	}
 }

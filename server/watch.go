@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"time"
 
 	"github.com/coder/websocket"
 
@@ -55,9 +54,9 @@ func (s *Server) serveWatch(w http.ResponseWriter, r *http.Request) {
 	s.runWatch(newWatcher(s, conn, watch, newRelays(r), opts), callerOf(r.Context()))
 }
 
-// runWatch writes what the watcher's goroutines have to tell. One more pings,
-// one reads the peer's close and pongs; anything else that comes is closed with
-// 1008.
+// runWatch writes what the watcher's goroutines have to tell, and pings. One
+// more reads the peer's close and pongs; anything else that comes is closed
+// with 1008.
 func (s *Server) runWatch(w *watcher, who sessions.Identity) {
 	conn := w.conn
 	gone, left := context.WithCancelCause(context.Background())
@@ -67,10 +66,6 @@ func (s *Server) runWatch(w *watcher, who sessions.Identity) {
 	defer release()
 	defer context.AfterFunc(held, cancel)()
 	defer context.AfterFunc(s.closing, cancel)()
-	w.all.Go(func() {
-		defer cancel()
-		s.pingWatch(ctx, conn)
-	})
 	w.all.Go(func() { // its reads end with the connection
 		frames := s.newFrameReader(conn, who.Tenant)
 		defer frames.close()
@@ -99,21 +94,3 @@ func (s *Server) runWatch(w *watcher, who sessions.Identity) {
 
 // errTalks ends a watch whose client sends something.
 var errTalks = &closeError{websocket.StatusPolicyViolation, "a watch takes no frames"}
-
-func (s *Server) pingWatch(ctx context.Context, conn *wsConn) {
-	tick := time.NewTicker(s.opts.Heartbeat)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		wait, cancel := context.WithTimeout(context.Background(), s.opts.WriteTimeout)
-		err := conn.Ping(wait)
-		cancel()
-		if err != nil {
-			return
-		}
-	}
-}
