@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -16,12 +17,16 @@ import (
 const homeFile = "server"
 
 // home is the data directory's name, "" for a server that has nothing to do
-// with one.
-func (s serveCmd) home() (name string, release func(), err error) {
+// with one, or cannot write there: it only makes a restart faster.
+func (s serveCmd) home(log *slog.Logger) (name string, release func()) {
 	if s.DataDir == "" && s.DatabaseURL != "" && (s.DiskBytes == 0 || s.DiskDir != "") {
-		return "", func() {}, nil
+		return "", func() {}
 	}
-	return takeHome(dataDir(s.DataDir))
+	name, release, err := takeHome(dataDir(s.DataDir))
+	if err != nil {
+		log.Warn("after a crash this server's sessions may wait for its lease: its data directory has no name", "error", err)
+	}
+	return name, release
 }
 
 // takeHome gives the name of a data directory, which is made if there is none,
@@ -35,11 +40,11 @@ func (s serveCmd) home() (name string, release func(), err error) {
 // that lives all the same are refused by owner and epoch.
 func takeHome(dir string) (name string, release func(), err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", nil, fmt.Errorf("make the data directory: %w", err)
+		return "", func() {}, fmt.Errorf("make the data directory: %w", err)
 	}
 	f, err := os.OpenFile(filepath.Join(dir, homeFile), os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
-		return "", nil, fmt.Errorf("open the data directory's name: %w", err)
+		return "", func() {}, fmt.Errorf("open the data directory's name: %w", err)
 	}
 	release = func() { _ = f.Close() } // nothing is written by then
 	if name, err = lockHome(f); err != nil || name == "" {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"log/slog"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -43,8 +44,17 @@ func TestTakeHome(t *testing.T) {
 	} else {
 		release()
 	}
-	if _, _, err := takeHome(filepath.Join(dir, homeFile)); err == nil {
+	file := filepath.Join(dir, homeFile)
+	if _, _, err := takeHome(file); err == nil {
 		t.Error("a file was taken for a directory")
+	}
+	// a server goes on without, and one that has no use for a directory makes none
+	for name, s := range map[string]serveCmd{"no directory": {DataDir: file}, "nothing to keep": {DatabaseURL: "postgres://x"}} {
+		got, release := s.home(slog.New(slog.DiscardHandler))
+		if got != "" {
+			t.Errorf("%s: %q", name, got)
+		}
+		release()
 	}
 }
 

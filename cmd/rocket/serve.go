@@ -80,10 +80,7 @@ func (s serveCmd) Run(c *console) (err error) {
 	}
 	defer l.close()
 	defer s.save(c, l, log)
-	home, leave, err := s.home()
-	if err != nil {
-		return err
-	}
+	home, leave := s.home(log)
 	defer leave()
 	address := s.advertised(ln.Addr())
 	manager, err := sessions.Open(c.ctx, sessions.Options{DatabaseURL: url, Engine: l.engine, Template: l.template, Log: log, Address: address, Home: home, EventsRetention: s.EventsRetention})
