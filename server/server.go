@@ -251,6 +251,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 	counted := make(chan struct{})
 	go func() {
 		defer close(counted)
+		defer watch.Close()
 		s.metrics.watchTurns(s.closing, watch)
 	}()
 	failed := make(chan error, 1)

@@ -16,7 +16,7 @@ import (
 // the sessions anew.
 type WatchFrame struct {
 	Type string `json:"type" enum:"watch.ready,watch.lost"`
-	Lost int64  `json:"lost,omitempty" doc:"events that were overwritten; absent when nobody knows"`
+	Lost int64  `json:"lost,omitempty" doc:"events of this tenant that were overwritten; absent when nobody knows"`
 }
 
 // serveWatch is GET /v1/watch: lifecycle events of many sessions, of all
@@ -45,6 +45,7 @@ func (s *Server) serveWatch(w http.ResponseWriter, r *http.Request) {
 	defer end()
 	opts := sessions.WatchOptions{Root: root, Turns: turns == "true"}
 	watch := s.manager.Watch(tenantOf(r.Context()), opts)
+	defer watch.Close()
 	conn, err := s.accept(w, r)
 	if err != nil {
 		return

@@ -258,19 +258,6 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-func TestWatchThatLagsLosesTheOldest(t *testing.T) {
-	var h hub
-	h.init()
-	w := &Watch{h: &h, tenant: "a"}
-	for range watchRing + 10 {
-		h.publish("a", "", Event{Type: EventSessionForked})
-	}
-	events, lost, err := w.Next(t.Context())
-	if err != nil || lost != 10 || len(events) != watchRing {
-		t.Errorf("%d events, %d lost, %v", len(events), lost, err)
-	}
-}
-
 func TestEventJSON(t *testing.T) {
 	e := deltaEvent(7, 2, "ses_x", "turn_x", time.Date(2026, 1, 2, 3, 4, 5, 6e6, time.UTC), "", nil)
 	got, err := json.Marshal(e)

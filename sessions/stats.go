@@ -71,7 +71,7 @@ func (m *Manager) Stats() Stats {
 		st.LedgerDown = time.Since(time.Unix(0, since))
 	}
 	m.hub.mu.Lock()
-	st.WatchedEvents = m.hub.next
+	st.WatchedEvents = m.hub.published
 	m.hub.mu.Unlock()
 	return st
 }
