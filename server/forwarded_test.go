@@ -130,9 +130,17 @@ func TestFailuresBehindAProxy(t *testing.T) {
 		t.Helper()
 		return w.do("GET", pathSessions, "", "X-Api-Key", wrong, "X-Forwarded-For", forwarded).status
 	}
+	limited := func(forwarded string) bool {
+		for range 3 { // one is let through if a second has passed; who has not failed yet may do so many times
+			if fails(forwarded) == http.StatusTooManyRequests {
+				return true
+			}
+		}
+		return false
+	}
 	w.from = net.IPv4(127, 0, 3, 1)
 	for i := 0; fails("9.9.9.9, 6.6.6.6") != http.StatusTooManyRequests; i++ {
-		if i > 1000 || w.ctx().Err() != nil {
+		if i > 1000 {
 			t.Fatalf("no limit after %d failures", i)
 		}
 	}
@@ -141,17 +149,17 @@ func TestFailuresBehindAProxy(t *testing.T) {
 			t.Errorf("a failure of %q: %d", other, got)
 		}
 	}
-	if got := fails("8.8.8.8, 6.6.6.6"); got != http.StatusTooManyRequests {
-		t.Errorf("the same client under another name: %d", got)
+	if !limited("8.8.8.8, 6.6.6.6") {
+		t.Error("the same client under another name is not limited")
 	}
 	w.from = net.IPv4(127, 0, 3, 2)
 	for i := 0; fails("5.5.5.5") != http.StatusTooManyRequests; i++ {
-		if i > 1000 || w.ctx().Err() != nil {
+		if i > 1000 {
 			t.Fatalf("no limit after %d failures", i)
 		}
 	}
-	if got := fails("4.4.4.4"); got != http.StatusTooManyRequests {
-		t.Errorf("one that is no proxy, under another name: %d", got)
+	if !limited("4.4.4.4") {
+		t.Error("one that is no proxy is not limited under another name")
 	}
 	w.from = net.IPv4(127, 0, 3, 1)
 	if got := fails("5.5.5.5"); got != http.StatusUnauthorized {
