@@ -37,6 +37,10 @@ func TestEncodingsAreShared(t *testing.T) {
 	for _, other := range []*sessions.Event{event("b", 1, 1), event("a", 2, 1), event("a", 1, 2)} {
 		encode(other)
 	}
+	another := event("a", 1, 1) // of a session that came back under its id
+	another.TurnID = "turn_2"
+	encode(another)
+	encode(event("a", 1, 1))
 	var all sync.WaitGroup
 	for r := range 4 {
 		all.Go(func() {

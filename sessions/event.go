@@ -1,6 +1,10 @@
 package sessions
 
-import "time"
+import (
+	"reflect"
+	"slices"
+	"time"
+)
 
 // EventType names what happened.
 type EventType string
@@ -52,4 +56,16 @@ type EventData struct {
 	Usage        *Usage     `json:"usage,omitempty"`         // final ones
 	Error        *TurnError `json:"error,omitempty"`         // turn.failed
 	LastSeq      *int64     `json:"last_seq,omitempty"`      // turn.interrupted: later ones of older epochs never happened
+}
+
+// Equal tells whether two events say the same. Of deltas it is asked for every
+// reader, so they are compared without reflection.
+func (e *Event) Equal(o *Event) bool {
+	if e.Seq != o.Seq || e.Epoch != o.Epoch || e.Type != o.Type || e.SessionID != o.SessionID || e.TurnID != o.TurnID || !e.Time.Equal(o.Time) {
+		return false
+	}
+	if e.Type != EventTurnDelta || e.Text == nil || o.Text == nil {
+		return reflect.DeepEqual(e.EventData, o.EventData)
+	}
+	return *e.Text == *o.Text && slices.Equal(e.Tokens, o.Tokens)
 }

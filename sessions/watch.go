@@ -31,8 +31,8 @@ type hub struct {
 	mu        sync.Mutex
 	rings     map[string]*watchLog // guarded by mu; by tenant, while somebody watches it
 	all       *watchLog            // guarded by mu; of all tenants, for WatchAll; nil: nobody does
-	published int64                   // guarded by mu
-	closed    bool                    // guarded by mu
+	published int64                // guarded by mu
+	closed    bool                 // guarded by mu
 }
 
 // watchLog is what watchers of one tenant may still read: the events
