@@ -67,7 +67,7 @@ func (m *Manager) keepHouse() {
 		case <-ttl.C:
 			err = m.closeExpired(ctx)
 		case <-long.C:
-			err = errors.Join(m.sweep(ctx), m.dropEvents(ctx), m.dropAudit(ctx))
+			err = errors.Join(m.sweep(ctx), m.dropEvents(ctx), m.trimLogs(ctx), m.dropAudit(ctx))
 		}
 		cancel()
 		m.kept(err)

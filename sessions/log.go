@@ -17,9 +17,13 @@ const (
 //	     [first ........... next)    in memory
 //	     [first .. committed]        in both
 //	     [first ...... visible]      readers may have them: committed ones, and deltas with none but deltas before
+//
+// Events before kept are gone by retention: kept is what memory knows of the
+// ledger's first_seq, and never past first.
 type window struct {
 	first, next        int64
 	committed, visible int64
+	kept               int64
 	events             []Event
 }
 
@@ -52,6 +56,16 @@ func (w *window) advance() (moved bool) {
 		}
 	}
 	return w.visible > old
+}
+
+// drop lets go of committed events before seq, which retention has dropped.
+func (w *window) drop(seq int64) {
+	seq = min(seq, w.committed+1)
+	w.kept = max(w.kept, seq)
+	if n := seq - w.first; n > 0 {
+		w.events = append([]Event(nil), w.events[n:]...) // readers may have the others
+		w.first = seq
+	}
 }
 
 // pending are the events that no transaction has committed yet.
@@ -123,10 +137,14 @@ func (l *Log) Start(ctx context.Context, from, epoch int64) (int64, error) {
 		return 0, err
 	}
 	s.mu.Lock()
-	stale, here := epoch > 0 && epoch < s.row.epoch, from >= s.log.first
+	stale, here, gone := epoch > 0 && epoch < s.row.epoch, from >= s.log.first, s.log.kept
 	s.mu.Unlock()
-	if !stale && here {
+	switch {
+	case stale:
+	case here:
 		return from, nil
+	case from < gone:
+		return 0, goneBefore(gone)
 	}
 	kept, goneEpoch, err := keptEvents(ctx, l.m.pool, l.key.tenant, l.key.id)
 	if err != nil {

@@ -181,3 +181,69 @@ func TestRetentionAndEpochs(t *testing.T) {
 }
 
 var ignoreTimes = cmp.FilterPath(func(p cmp.Path) bool { return p.Last().String() == ".Time" }, cmp.Ignore())
+
+// What retention dropped is served by nobody any more: not from the memory of
+// the server that dropped it, nor, once it has looked, of another that has the
+// session. What is young is in memory as before.
+func TestRetentionInMemory(t *testing.T) {
+	owner := newRig(t)
+	other := openRig(t, owner.url)
+	for _, c := range []struct {
+		name string
+		drop func()
+	}{
+		{"by its own server", owner.keep},
+		{"by another server", func() {
+			other.keep()
+			if err := owner.trimLogs(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := owner.create("func main() {")
+			owner.turn(s.ID, "a", 5)
+			old := owner.get(s.ID).LastSeq
+			owner.turn(s.ID, "b", 5)
+			last := owner.get(s.ID).LastSeq
+			log := must(owner.Log(t.Context(), DefaultTenant, s.ID))
+			begun := log.Tail(1, func() {})
+			defer begun.Close()
+			if events, _, err := begun.Next(t.Context(), time.Minute, 1); err != nil || len(events) != 1 {
+				t.Fatal(events, err)
+			}
+			young := must(log.Read(t.Context(), old+1, ReadMax))
+			gone := func(first int64) {
+				t.Helper()
+				for from := int64(1); from < first; from++ {
+					_, err := log.Start(t.Context(), from, 0)
+					wantGone(t, err, first)
+					_, err = log.Read(t.Context(), from, 1)
+					wantGone(t, err, first)
+					tail := log.Tail(from, func() {})
+					_, _, err = tail.Next(t.Context(), time.Minute, 1)
+					wantGone(t, err, first)
+					tail.Close()
+				}
+			}
+			owner.age(s.ID, old)
+			c.drop()
+			gone(old + 1)
+			_, _, err := begun.Next(t.Context(), time.Minute, 1)
+			wantGone(t, err, old+1)
+			if at, err := log.Start(t.Context(), old+1, 0); at != old+1 || err != nil {
+				t.Errorf("start at what is left: %d, %v", at, err)
+			}
+			if diff := cmp.Diff(young, must(log.Read(t.Context(), old+1, ReadMax))); diff != "" {
+				t.Errorf("what is left:\n%s", diff)
+			}
+			owner.age(s.ID, last)
+			c.drop()
+			gone(last + 1)
+			after := owner.turn(s.ID, "c", 3)
+			if e := must(log.Read(t.Context(), last+1, 1)); len(e) != 1 || e[0].TurnID != after.ID {
+				t.Errorf("after all was gone: %+v", e)
+			}
+		})
+	}
+}
