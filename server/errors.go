@@ -58,6 +58,7 @@ var statuses = map[string]int{
 	string(sessions.CodeModelMismatch):       http.StatusConflict,
 	string(sessions.CodeMoved):               http.StatusServiceUnavailable,
 	string(sessions.CodeTooManyFailures):     http.StatusTooManyRequests,
+	string(sessions.CodeQuarantined):         http.StatusConflict,
 	string(sessions.CodeInternal):            http.StatusInternalServerError,
 	codeMalformed:                            http.StatusBadRequest,
 	codeTooLarge:                             http.StatusRequestEntityTooLarge,

@@ -140,7 +140,7 @@ func (s *Server) place(next http.Handler) http.Handler {
 		}
 		p, err := s.manager.Place(r.Context(), tenantOf(r.Context()), id)
 		switch {
-		case err != nil && !isRead(r):
+		case err != nil && (!isRead(r) || sessions.ErrorCode(err) == sessions.CodeQuarantined && (isSocket(r) || isEventStream(r))):
 			writeProblem(w, s.problem(err))
 		case err != nil || p.Here(): // of what is in memory reads need no ledger
 			next.ServeHTTP(w, mayAskOthers(r))

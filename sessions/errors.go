@@ -21,11 +21,12 @@ const (
 	CodeLedgerUnavailable   Code = "ledger_unavailable"
 	CodeGone                Code = "gone" // events past their retention; FirstSeq is what is left
 	CodeOverloaded          Code = "overloaded"
-	CodeLimit               Code = "limit"             // a tenant's quota; Field names it
-	CodeUnauthenticated     Code = "unauthenticated"   // no API key that is good
-	CodeModelMismatch       Code = "model_mismatch"    // the session is of another model or class than this server runs
-	CodeMoved               Code = "session_moved"     // its epoch has risen under a reader, who must come back with the last one it saw
-	CodeTooManyFailures     Code = "too_many_failures" // of authentication, from one address
+	CodeLimit               Code = "limit"               // a tenant's quota; Field names it
+	CodeUnauthenticated     Code = "unauthenticated"     // no API key that is good
+	CodeModelMismatch       Code = "model_mismatch"      // the session is of another model or class than this server runs
+	CodeMoved               Code = "session_moved"       // its epoch has risen under a reader, who must come back with the last one it saw
+	CodeTooManyFailures     Code = "too_many_failures"   // of authentication, from one address
+	CodeQuarantined         Code = "session_quarantined" // its server is gone and its rows keep it from being taken over
 	CodeInternal            Code = "internal"
 )
 

@@ -85,7 +85,7 @@ func (m *Manager) kept(err error) {
 func (m *Manager) closeExpired(ctx context.Context) error {
 	rows, err := m.pool.Query(ctx, `SELECT tenant_id, id FROM sessions
 		WHERE expires_at <= now() AND state IN ('idle', 'detached') AND (owner_server IS NULL OR owner_server = $1)
-		ORDER BY expires_at LIMIT $2`, m.me, ttlSweepMax)
+			AND id <> ALL($3) ORDER BY expires_at LIMIT $2`, m.me, ttlSweepMax, m.resting())
 	if err != nil {
 		return fmt.Errorf("find expired sessions: %w", err)
 	}
@@ -110,9 +110,12 @@ func (m *Manager) closeExpired(ctx context.Context) error {
 		limited, cancel := context.WithTimeout(ctx, ttlSessionWait)
 		_, err := m.closeSession(limited, k.tenant, sessionID(k.id), noSave, expired)
 		cancel()
-		if err != nil && ErrorCode(err) != CodeNotFound {
-			failed = errors.Join(failed, fmt.Errorf("close expired session %s: %w", sessionID(k.id), err)) // the others get their turn
+		if err == nil || ErrorCode(err) == CodeNotFound {
+			m.ailing.done(k)
+			continue
 		}
+		m.ailing.failed(k) // the others get their turn
+		failed = errors.Join(failed, fmt.Errorf("close expired session %s: %w", sessionID(k.id), err))
 	}
 	return failed
 }

@@ -74,7 +74,8 @@ type Options struct {
 	EventsRetention time.Duration
 	DeltaInterval   time.Duration // 0: deltaInterval; tests that want many events have less
 
-	readMax time.Duration // what one read, look or connection to the ledger may take. Tests wait less than the defaults.
+	readMax  time.Duration // what one read, look or connection to the ledger may take. Tests wait less than the defaults.
+	lockWait time.Duration // 0: takeLockWait
 }
 
 // Call is who calls, and what makes a repeated call the same call. An empty
@@ -112,12 +113,14 @@ type Manager struct {
 	wg     sync.WaitGroup // every goroutine
 
 	draining  atomic.Bool
-	checking  gate          // one CheckCache at a time
-	imports   importGate    // under way
-	keyRoom   keyRoom       // for idempotency keys
-	exporting atomic.Int32  // Exports under way
-	prompts   promptGate    // of large prompts
-	gaveUp    chan struct{} // capacity 1; a turn was given up, look whether the ledger has it as running
+	checking  gate               // one CheckCache at a time
+	imports   importGate         // under way
+	keyRoom   keyRoom            // for idempotency keys
+	exporting atomic.Int32       // Exports under way
+	prompts   promptGate         // of large prompts
+	gaveUp    chan struct{}      // capacity 1; a turn was given up, look whether the ledger has it as running
+	remnants  retries[uuid.UUID] // servers with sessions that could not be taken over
+	ailing    retries[liveKey]   // sessions that a keeper failed with
 
 	mu      sync.Mutex
 	live    map[liveKey]*session      // guarded by mu

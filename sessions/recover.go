@@ -2,7 +2,6 @@ package sessions
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -12,30 +11,25 @@ import (
 )
 
 // takeOverTimeout bounds a look at the other servers with all that is taken
-// over. What was not finished is tried again as a whole.
+// over. A takeover that was not finished is tried again as a whole.
 const takeOverTimeout = time.Minute
 
 // takeStock takes over the sessions of dead servers, and sees to the turns that
 // nobody has under way.
 func (m *Manager) takeStock(ctx context.Context) error {
 	_, err := m.lookAround(ctx)
-	if err != nil {
-		return err
-	}
-	return m.tidyTurns(ctx)
+	return errors.Join(err, m.tidyTurns(ctx))
 }
 
 // tidyTurns ends the running turns that nobody runs, and starts those that
 // wait in the ledger for a server.
 func (m *Manager) tidyTurns(ctx context.Context) error {
-	if err := m.endOrphans(ctx); err != nil {
-		return err
-	}
-	return m.startQueued(ctx)
+	return errors.Join(m.endOrphans(ctx), m.startQueued(ctx))
 }
 
 // lookAround takes over what dead servers had. doubtful tells that a server
-// which must be dead does not look so yet: it had what this one has now.
+// which must be dead does not look so yet: it had what this one has now. What
+// is wrong with one server's takeover does not keep the others' from happening.
 func (m *Manager) lookAround(ctx context.Context) (doubtful bool, err error) {
 	list, err := m.Servers(ctx)
 	if err != nil {
@@ -44,19 +38,21 @@ func (m *Manager) lookAround(ctx context.Context) (doubtful bool, err error) {
 	m.peers.keep(list)
 	recovered := m.reg.recovered.Load()
 	grace := recovered != nil && time.Since(*recovered) < graceAfterOutage
+	var failed error
 	for _, v := range list {
 		// two servers cannot listen at one address, nor have one home; those without an address are told apart by their locks only
 		here := !v.Self && (v.Address == m.opts.Address || v.home != "" && v.home == m.opts.Home)
-		if v.Self || !here && (v.Alive || grace) {
+		if v.Self || !here && (v.Alive || grace) || v.remnant && !m.remnants.due(v.id) {
 			continue
 		}
 		taken, err := m.takeOver(ctx, v.id, here)
-		if err != nil {
-			return false, err
+		if ctx.Err() != nil {
+			return false, errors.Join(failed, err)
 		}
-		doubtful = doubtful || here && !taken
+		failed = errors.Join(failed, err)
+		doubtful = doubtful || here && !taken && err == nil
 	}
-	return doubtful, nil
+	return doubtful, failed
 }
 
 // A server that was killed just now seems alive until Postgres has noticed that its connection is gone. Open looks
@@ -66,17 +62,27 @@ const (
 	killedLook = 50 * time.Millisecond
 )
 
-// firstStock is takeStock at the start: it waits a little for a server that may have been killed just now.
+// firstTidyMax is how long a start waits for the turns that it finds in the
+// ledger; the keeper goes on with those that are left.
+const firstTidyMax = 10 * time.Second
+
+// firstStock is takeStock at the start: it waits a little for a server that may
+// have been killed just now. It fails only if the ledger is away: what is wrong
+// with others' sessions and turns is logged, and tried again by the keeper.
 func (m *Manager) firstStock(ctx context.Context) error {
 	look := time.NewTicker(killedLook)
 	defer look.Stop()
 	for until := time.Now().Add(killedWait); ; {
 		doubtful, err := m.lookAround(ctx)
-		if err != nil {
+		if ctx.Err() != nil || isUnavailable(err) {
 			return err
 		}
+		m.kept(err)
 		if !doubtful || !time.Now().Before(until) {
-			return m.tidyTurns(ctx)
+			limited, cancel := context.WithTimeout(ctx, firstTidyMax)
+			defer cancel()
+			m.kept(m.tidyTurns(limited))
+			return ctx.Err()
 		}
 		select {
 		case <-look.C:
@@ -86,94 +92,11 @@ func (m *Manager) firstStock(ctx context.Context) error {
 	}
 }
 
-// takeOver makes a dead server's sessions nobody's, in one transaction: their
-// epochs rise, running turns are interrupted at their last committed token,
-// queued ones stay queued. A server is dead when its lease has run out; with
-// gone, also when its lock is free. It returns false for one that lives.
-//
-// The server's row is locked first. Its renewal waits for that, finds the row
-// gone, and then knows.
-func (m *Manager) takeOver(ctx context.Context, server uuid.UUID, gone bool) (taken bool, err error) {
-	var ended []takenTurn
-	err = pgx.BeginFunc(ctx, m.pool, func(tx pgx.Tx) error {
-		var err error
-		if taken, err = isDead(ctx, tx, server, gone); err != nil || !taken {
-			return err
-		}
-		ended, err = m.takeSessions(ctx, tx, server)
-		return err
-	})
-	if err != nil {
-		return false, ledgerError("take over server "+server.String(), err)
-	}
-	if taken {
-		m.peers.gone(server)
-	}
-	for _, t := range ended {
-		m.log.Warn("turn interrupted by a crash", "session", t.event.SessionID, "turn", t.event.TurnID)
-		m.hub.publish(t.tenant, sessionID(t.root), t.event)
-	}
-	return taken, nil
-}
-
-func isDead(ctx context.Context, tx pgx.Tx, server uuid.UUID, gone bool) (bool, error) {
-	var dead bool
-	err := tx.QueryRow(ctx, `SELECT lease_until < now() FROM servers WHERE id = $1 FOR UPDATE`, server).Scan(&dead)
-	switch {
-	case errors.Is(err, pgx.ErrNoRows): // another one was faster
-		return true, nil
-	case err != nil || dead || !gone:
-		return dead, err
-	}
-	err = tx.QueryRow(ctx, `SELECT pg_try_advisory_xact_lock(hashtextextended($1, 0))`, server.String()).Scan(&dead)
-	return dead, err
-}
-
 // takenTurn is the end of a turn that a dead server was running.
 type takenTurn struct {
 	tenant string
 	root   uuid.UUID
 	event  Event
-}
-
-func (m *Manager) takeSessions(ctx context.Context, tx pgx.Tx, server uuid.UUID) ([]takenTurn, error) {
-	// in the order of all who lock several
-	_, err := tx.Exec(ctx, `SELECT count(*) FROM (SELECT FROM sessions WHERE owner_server = $1 ORDER BY tenant_id, id FOR UPDATE) s`, server)
-	if err != nil {
-		return nil, fmt.Errorf("lock its sessions: %w", err)
-	}
-	rows, err := tx.Query(ctx, `SELECT s.tenant_id, s.id, t.id FROM sessions s
-		JOIN turns t ON t.tenant_id = s.tenant_id AND t.session_id = s.id AND t.state = 'running'
-		WHERE s.owner_server = $1`, server)
-	if err != nil {
-		return nil, fmt.Errorf("find its running turns: %w", err)
-	}
-	type running struct {
-		tenant        string
-		session, turn uuid.UUID
-	}
-	list, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (x running, err error) {
-		return x, r.Scan(&x.tenant, &x.session, &x.turn)
-	})
-	if err != nil {
-		return nil, fmt.Errorf("find its running turns: %w", err)
-	}
-	var ended []takenTurn
-	for _, x := range list {
-		t, err := m.interrupt(ctx, tx, x.tenant, x.session, x.turn)
-		if err != nil {
-			return nil, fmt.Errorf("interrupt %s: %w", turnID(x.turn), err)
-		}
-		ended = append(ended, t)
-	}
-	_, err = tx.Exec(ctx, `UPDATE sessions SET owner_server = NULL, epoch = epoch + 1, rev = rev + 1 WHERE owner_server = $1`, server)
-	if err != nil {
-		return nil, fmt.Errorf("set its sessions free: %w", err)
-	}
-	if _, err := tx.Exec(ctx, removeServer, server); err != nil {
-		return nil, fmt.Errorf("remove it: %w", err)
-	}
-	return ended, nil
 }
 
 // interrupt ends a crashed server's running turn where the ledger has it. The
@@ -282,34 +205,34 @@ func (m *Manager) startQueued(ctx context.Context) error {
 		return err
 	}
 	full := map[string]bool{} // tenants that may have no more open turns
-	for i := range list {
-		x := &list[i]
+	for _, x := range list {
 		if full[x.tenant] {
 			continue
 		}
+		k := liveKey{x.tenant, x.session}
 		switch err := m.requeue(ctx, x); ErrorCode(err) {
 		case "", CodeNotFound, CodeOverloaded: // begun, deleted, or another server's by now
+			m.ailing.done(k)
 		case CodeQueueFull:
 			return nil
 		case CodeLimit:
 			full[x.tenant] = true
 		default:
-			if isUnavailable(err) || ctx.Err() != nil {
-				return fmt.Errorf("start queued %s: %w", turnID(x.id), err)
+			if err := m.passOver(ctx, k, "a queued turn cannot be started", err); err != nil {
+				return fmt.Errorf("start queued %s: %w", turnID(x.turn), err)
 			}
-			m.log.Error("a queued turn cannot be started", "session", sessionID(x.session), "turn", turnID(x.id), "error", err)
 		}
 	}
 	return nil
 }
 
 // requeue starts a turn whose row is in the ledger already.
-func (m *Manager) requeue(ctx context.Context, x *turnRow) error {
-	var req TurnRequest
-	if err := json.Unmarshal(x.request, &req); err != nil {
-		return fmt.Errorf("read request: %w", err)
-	}
-	return m.operate(ctx, x.tenant, sessionID(x.session), func(o *operation) error {
+func (m *Manager) requeue(ctx context.Context, q queuedTurn) error {
+	return m.operate(ctx, q.tenant, sessionID(q.session), func(o *operation) error {
+		x, req, err := o.selectWaiting(ctx, q.turn)
+		if err != nil {
+			return err
+		}
 		s := o.session
 		s.mu.Lock()
 		busy, length, fits := s.turn != nil || s.row.state != StateRunning, s.row.length, m.canRun(&s.row)

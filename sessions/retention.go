@@ -23,6 +23,7 @@ func (m *Manager) dropEvents(ctx context.Context) error {
 	if m.opts.EventsRetention <= 0 {
 		return nil
 	}
+	var failed error
 	for after := (liveKey{}); ; {
 		var keys []liveKey
 		seen := 0
@@ -45,7 +46,6 @@ func (m *Manager) dropEvents(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("find old events: %w", err)
 		}
-		var failed error
 		for _, k := range keys {
 			var first int64
 			err := pgx.BeginFunc(ctx, m.pool, func(tx pgx.Tx) (err error) {
@@ -58,7 +58,7 @@ func (m *Manager) dropEvents(ctx context.Context) error {
 			}
 			m.trimLog(k, first)
 		}
-		if failed != nil || seen < retentionPage {
+		if seen < retentionPage || ctx.Err() != nil {
 			return failed
 		}
 	}

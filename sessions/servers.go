@@ -68,9 +68,10 @@ func (m *Manager) takeLock(ctx context.Context, conn *pgxpool.Conn) (taken bool,
 	return taken, err
 }
 
-// extendLease renews the lease of a server that is known; false: its row is gone.
+// extendLease renews the lease of a server that is known; false: it was taken
+// over, its row is gone or a remnant.
 func (m *Manager) extendLease(ctx context.Context, conn *pgxpool.Conn) (known bool, err error) {
-	tag, err := conn.Exec(ctx, `UPDATE servers SET lease_until = now() + $2::interval WHERE id = $1`, m.me, leaseTime)
+	tag, err := conn.Exec(ctx, `UPDATE servers SET lease_until = now() + $2::interval WHERE id = $1 AND lease_until > `+remnantLease, m.me, leaseTime)
 	return tag.RowsAffected() == 1, err
 }
 
@@ -82,7 +83,8 @@ type held struct {
 
 // enlist writes this server's row. lost is what it had when there was none: as
 // long as there is none, nothing can become this server's, so that the list is
-// right whatever happens beside.
+// right whatever happens beside. A remnant becomes a server again, with the
+// sessions that nobody could take from it: they are given up in memory only.
 func (m *Manager) enlist(ctx context.Context, conn *pgxpool.Conn) (lost []held, err error) {
 	known, err := m.extendLease(ctx, conn)
 	if err != nil || known {
@@ -96,7 +98,8 @@ func (m *Manager) enlist(ctx context.Context, conn *pgxpool.Conn) (lost []held, 
 		s.mu.Unlock()
 	}
 	_, err = conn.Exec(ctx, `INSERT INTO servers (id, lease_until, address, home, model, model_digest, parity_class)
-		VALUES ($1, now() + $2::interval, $3, $4, $5, $6, $7)`,
+		VALUES ($1, now() + $2::interval, $3, $4, $5, $6, $7)
+		ON CONFLICT (id) DO UPDATE SET lease_until = excluded.lease_until`,
 		m.me, leaseTime, m.opts.Address, m.opts.Home, m.info.Name, m.info.Digest, m.info.ParityClass)
 	return lost, err
 }
@@ -174,22 +177,23 @@ type Server struct {
 	Model       string    `json:"model"`
 	ParityClass string    `json:"parity_class"`
 	StartedAt   time.Time `json:"started_at"`
-	Alive       bool      `json:"alive" doc:"false: its lease has run out, its sessions are about to be taken over"`
+	Alive       bool      `json:"alive" doc:"false: its lease has run out, its sessions are about to be taken over; it stays here while one of them cannot be"`
 
-	id     uuid.UUID
-	digest string
-	home   string
+	id      uuid.UUID
+	digest  string
+	home    string
+	remnant bool // taken over, but for sessions that could not be
 }
 
 // Servers lists the servers of the ledger, oldest first.
 func (m *Manager) Servers(ctx context.Context) ([]Server, error) {
-	rows, err := m.pool.Query(ctx, `SELECT id, address, home, model, model_digest, parity_class, started_at, lease_until >= now()
+	rows, err := m.pool.Query(ctx, `SELECT id, address, home, model, model_digest, parity_class, started_at, lease_until >= now(), lease_until = `+remnantLease+`
 		FROM servers ORDER BY started_at, id`)
 	if err != nil {
 		return nil, ledgerError("list servers", err)
 	}
 	list, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (v Server, err error) {
-		err = r.Scan(&v.id, &v.Address, &v.home, &v.Model, &v.digest, &v.ParityClass, &v.StartedAt, &v.Alive)
+		err = r.Scan(&v.id, &v.Address, &v.home, &v.Model, &v.digest, &v.ParityClass, &v.StartedAt, &v.Alive, &v.remnant)
 		v.ID, v.Self, v.StartedAt = v.id.String(), v.id == m.me, v.StartedAt.UTC()
 		return v, err
 	})
@@ -217,12 +221,14 @@ func (m *Manager) Place(ctx context.Context, tenant, id string) (Place, error) {
 	}
 	var owner *uuid.UUID
 	var address, class *string
-	var lapsed *bool
+	var lapsed, remnant *bool
 	var digest, parity string
-	for range 2 { // again after a takeover
-		err := m.pool.QueryRow(ctx, `SELECT s.owner_server, v.address, v.lease_until < now(), s.model_digest, s.parity_class, v.parity_class
+	for try := range 2 { // again after a takeover
+		err := m.pool.QueryRow(ctx, `SELECT s.owner_server, v.address, v.lease_until < now(), v.lease_until = `+remnantLease+`,
+				s.model_digest, s.parity_class, v.parity_class
 			FROM sessions s LEFT JOIN servers v ON v.id = s.owner_server
-			WHERE s.tenant_id = $1 AND s.id = $2 AND s.deleted_at IS NULL`, tenant, u).Scan(&owner, &address, &lapsed, &digest, &parity, &class)
+			WHERE s.tenant_id = $1 AND s.id = $2 AND s.deleted_at IS NULL`, tenant, u).
+			Scan(&owner, &address, &lapsed, &remnant, &digest, &parity, &class)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return Place{}, nil
 		}
@@ -232,10 +238,14 @@ func (m *Manager) Place(ctx context.Context, tenant, id string) (Place, error) {
 		switch {
 		case owner == nil && (digest != m.info.Digest || parity != m.info.ParityClass):
 			return m.placeByModel(ctx, digest, parity)
-		case owner == nil || *owner == m.me || *address == "":
+		case owner == nil || *owner == m.me:
 			return Place{}, nil
+		case !*lapsed && *address == "":
+			return Place{}, nil // which refuses what it cannot answer
 		case !*lapsed:
 			return m.placeAt(*owner, *address), nil
+		case *remnant && (try > 0 || !m.remnants.due(*owner)):
+			return Place{}, quarantined(u)
 		}
 		if _, err := m.takeOver(ctx, *owner, false); err != nil {
 			return Place{}, err

@@ -29,7 +29,7 @@ func (m *Manager) endOrphans(ctx context.Context) error {
 	rows, err := m.pool.Query(ctx, `SELECT s.tenant_id, s.id FROM turns t
 		JOIN sessions s ON s.tenant_id = t.tenant_id AND s.id = t.session_id
 		WHERE t.state = 'running' AND (s.owner_server IS NULL OR s.owner_server = $1) AND t.id <> ALL($2)
-			AND s.deleted_at IS NULL LIMIT $3`, m.me, m.underway(), orphansAtOnce)
+			AND s.deleted_at IS NULL AND s.id <> ALL($3) LIMIT $4`, m.me, m.underway(), m.resting(), orphansAtOnce)
 	if err != nil {
 		return fmt.Errorf("find orphaned turns: %w", err)
 	}
@@ -40,10 +40,11 @@ func (m *Manager) endOrphans(ctx context.Context) error {
 	for _, k := range list {
 		switch err := m.endOrphan(ctx, k); {
 		case err == nil, ErrorCode(err) == CodeNotFound, ErrorCode(err) == CodeOverloaded: // ended, deleted, or another server's by now
-		case isUnavailable(err) || ctx.Err() != nil:
-			return fmt.Errorf("end orphaned turn of %s: %w", sessionID(k.id), err)
+			m.ailing.done(k)
 		default:
-			m.log.Error("an orphaned turn cannot be ended", "session", sessionID(k.id), "error", err)
+			if err := m.passOver(ctx, k, "an orphaned turn cannot be ended", err); err != nil {
+				return fmt.Errorf("end orphaned turn of %s: %w", sessionID(k.id), err)
+			}
 		}
 	}
 	return nil
@@ -62,7 +63,9 @@ func (m *Manager) endOrphan(ctx context.Context, k liveKey) error {
 		return err
 	}
 	defer s.ops.unlock()
-	return s.endWaiting(ctx, TurnRunning)
+	limited, stop := context.WithTimeout(ctx, opTimeout)
+	defer stop()
+	return s.endWaiting(limited, TurnRunning)
 }
 
 // endWaiting ends the open turn of a session for which this server has no
