@@ -102,8 +102,8 @@ type fork struct {
 	kids     []ForkChild
 	rows     []*row
 	children []*session // reserved for rows
-	events   []Event // of the parent
-	created  []Event // one of each child
+	events   []Event    // of the parent
+	created  []Event    // one of each child
 	result   ForkResult
 	attached chan struct{} // closed when the children have what they get
 }
