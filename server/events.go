@@ -151,8 +151,13 @@ func (s *Server) pageEvents(w http.ResponseWriter, r *http.Request, log *session
 		return
 	}
 	page.HasMore = page.Next <= page.LastSeq
+	var body bytes.Buffer
+	if err := marshalJSON(&body, page); err != nil { // before a header says that all is well
+		writeProblem(w, s.problem(fmt.Errorf("encode events from %d: %w", next, err)))
+		return
+	}
 	w.Header().Set("Content-Type", "application/json")
-	_ = marshalJSON(w, page) // the client is gone; nobody is left to tell
+	_, _ = w.Write(body.Bytes()) // the client is gone; nobody is left to tell
 }
 
 // streamEvents sends events until the client leaves, the session is deleted,
