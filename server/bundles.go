@@ -35,7 +35,8 @@ func (s *Server) registerBundles(router chi.Router) {
 	docs.AddOperation(&huma.Operation{
 		OperationID: "export-session", Method: http.MethodGet, Path: pathExport, Tags: []string{tagSessions}, Summary: "Export a session and everything forked from it",
 		Description: "JSON Lines: a header, the sessions with parents first, turns, runs of tokens, events, a trailer with a checksum. What the session inherits is there as deleted ancestors. " +
-			"409 turn_in_progress while a turn is open in the subtree. An answer without its trailer is no bundle: the connection is cut when something goes wrong in the middle.",
+			"409 turn_in_progress while a turn is open in the subtree. An answer without its trailer is no bundle: the connection is cut when something goes wrong in the middle. " +
+			"One export of a tenant runs at a time, and a few of all; others get 503.",
 		Parameters: []*huma.Param{{Name: "id", In: "path", Required: true, Description: "session id", Schema: text}},
 		Responses:  map[string]*huma.Response{"200": {Description: "A bundle", Content: bundle}},
 	})
@@ -43,7 +44,7 @@ func (s *Server) registerBundles(router chi.Router) {
 		OperationID: "import-sessions", Method: http.MethodPost, Path: pathImport, Tags: []string{tagSessions}, Summary: "Import an exported subtree",
 		Description: fmt.Sprintf("The whole bundle in one transaction, or a refusal that names the line. It must be of this server's model and tokenizer. "+
 			"The ids stay where none of the sessions' is taken; else every session and turn gets a new one, and new_ids says so. "+
-			"Bounds: %d bytes, %d bytes a line, %d sessions, %d turns, %d runs of tokens. One import of a tenant runs at a time, and a few of all; others get 503. For an Idempotency-Key the first line, which has the time of the export, stands for the body.",
+			"Bounds: %d bytes, %d bytes a line, %d sessions, %d turns, %d runs of tokens. Its tokens count against the tenant's tokens a minute as a new session's prompt does. One import of a tenant runs at a time, and a few of all; others get 503.",
 			bundleBytesMax, sessions.BundleLineBytesMax, sessions.BundleSessionsMax, sessions.BundleTurnsMax, sessions.BundleRunsMax),
 		Parameters:  []*huma.Param{{Name: "Idempotency-Key", In: "header", Schema: &huma.Schema{Type: huma.TypeString, MaxLength: &longest}}},
 		RequestBody: &huma.RequestBody{Required: true, Content: bundle},

@@ -26,7 +26,42 @@ const (
 	// bundleHeadBytesMax bounds the lines of sessions together: they are held in
 	// memory, the others are not.
 	bundleHeadBytesMax = 64 << 20
+
+	// bundleRequestBytesMax bounds a turn's request: twice what a call may bring,
+	// since JSON can be written in more bytes than it came in.
+	bundleRequestBytesMax = 16 << 20
 )
+
+// What a bundle may say where a row has no natural bound. All are far from what
+// the columns, and clients whose numbers are doubles, can hold: what was
+// imported goes on, epochs and seqs rise.
+const (
+	bundleEpochMax = 1 << 48
+	bundleSeqMax   = 1 << 48
+	bundleYearMin  = 1970
+	bundleYearMax  = 9998 // at_ms may lead into the next, and RFC 3339 ends with 9999
+
+	turnErrorCodeBytesMax = 64
+	turnErrorBytesMax     = 64 << 10
+	coldReasonBytesMax    = 256
+	usageFloatMax         = 1e15
+)
+
+// bundleTime tells whether a time of a bundle is one that can be written again.
+func bundleTime(t time.Time) bool {
+	year := t.UTC().Year()
+	return year >= bundleYearMin && year <= bundleYearMax
+}
+
+// bundleTimes is bundleTime of those that are there.
+func bundleTimes(times ...*time.Time) bool {
+	for _, t := range times {
+		if t != nil && !bundleTime(*t) {
+			return false
+		}
+	}
+	return true
+}
 
 const (
 	lineHeader  = "header"

@@ -9,10 +9,14 @@ import (
 	"errors"
 	"fmt"
 	"hash"
+	"hash/maphash"
 	"io"
 	"unicode/utf8"
 
 	"github.com/google/uuid"
+
+	"rocket/engine"
+	"rocket/engine/tokenizer"
 )
 
 // bundleReader reads a bundle section by section and refuses, with the line,
@@ -21,8 +25,10 @@ import (
 // sessions, and a few words for each turn and run.
 type bundleReader struct {
 	src   *bufio.Reader
-	vocab int
+	model engine.ModelInfo
+	tok   *tokenizer.Tokenizer
 	hold  func(bytes int) error // counts what is held in memory, and may refuse more
+	seed  maphash.Seed
 
 	longest int // of all lines, as far as hold knows
 
@@ -36,7 +42,7 @@ type bundleReader struct {
 	headSum  [32]byte // of the header's line
 	sessions []bundleEntry
 	byID     map[string]int32
-	turns    map[uuid.UUID]bundleTurnRef
+	turns    map[uuid.UUID]*bundleTurnRef
 	newIDs   bool // ids are given anew
 
 	counts struct{ turns, runs, events, tokens int }
@@ -48,27 +54,24 @@ type bundleEntry struct {
 	bundleSession
 	id, root  uuid.UUID
 	parent    *uuid.UUID
-	children  int // alive ones
-	from, end int // its own tokens: [from, end)
+	children  int  // alive ones
+	told      bool // its parent's log has its fork
+	from, end int  // its own tokens: [from, end)
+	turns     []*bundleTurnRef
 	deltas    []seqRange
 }
 
 // What hold counts for each turn and run, with what their map and slices leave free.
 const (
-	turnRefBytes  = 96
-	seqRangeBytes = 48
+	turnRefBytes  = 320
+	seqRangeBytes = 64
 )
 
 // seqRange is the seqs of a run's deltas, [from, to).
 type seqRange struct {
 	from, to, epoch int64
-}
-
-// bundleTurnRef is what runs and events need to know of a turn.
-type bundleTurnRef struct {
-	id       uuid.UUID // as it is to be written
-	session  int32
-	from, to int32
+	tokens          int32
+	turn            *bundleTurnRef
 }
 
 // bundlePlace is how far a section has come; each begins at its zero value.
@@ -80,11 +83,17 @@ type bundlePlace struct {
 	seq     int64 // event
 	epoch   int64
 	delta   int // of the session's deltas
+
+	run  *turnTokens    // of the turn whose runs come
+	open *bundleTurnRef // the turn whose events come
+	told int32          // its tokens that deltas before had
+	rest bool           // its last delta, which has no tokens, came
 }
 
-func newBundleReader(r io.Reader, vocab int) *bundleReader {
-	return &bundleReader{src: bufio.NewReaderSize(r, 64<<10), vocab: vocab, sum: sha256.New(), hold: func(int) error { return nil },
-		byID: map[string]int32{}, turns: map[uuid.UUID]bundleTurnRef{}}
+// newBundleReader reads a bundle for the server of a model; tok is its tokenizer.
+func newBundleReader(r io.Reader, model engine.ModelInfo, tok *tokenizer.Tokenizer) *bundleReader {
+	return &bundleReader{src: bufio.NewReaderSize(r, 64<<10), model: model, tok: tok, sum: sha256.New(), seed: maphash.MakeSeed(),
+		hold: func(int) error { return nil }, byID: map[string]int32{}, turns: map[uuid.UUID]*bundleTurnRef{}}
 }
 
 // bad refuses the bundle for the line that was read last.
@@ -173,8 +182,8 @@ func (b *bundleReader) more(kind string, v any) (bool, error) {
 	return true, b.take(v)
 }
 
-// header reads the first line. model says what this server runs.
-func (b *bundleReader) header(modelDigest, tokenizerDigest string) error {
+// header reads the first line.
+func (b *bundleReader) header() error {
 	if err := b.want(lineHeader, &b.head); err != nil {
 		return err
 	}
@@ -185,9 +194,9 @@ func (b *bundleReader) header(modelDigest, tokenizerDigest string) error {
 		return b.bad("the format is %q, want %q", h.Format, bundleFormat)
 	case h.Version != bundleVersion:
 		return b.bad("version %d of the format, this server reads version %d", h.Version, bundleVersion)
-	case h.TokenizerDigest != tokenizerDigest:
+	case h.TokenizerDigest != b.model.TokenizerDigest:
 		return b.bad("the sessions are of model %q, whose tokenizer is not this server's", h.Model)
-	case h.ModelDigest != modelDigest:
+	case h.ModelDigest != b.model.Digest:
 		return b.bad("the sessions are of model %q, whose weights are not this server's", h.Model)
 	case h.Sessions < 1 || h.Sessions > BundleSessionsMax:
 		return b.bad("%d sessions, between 1 and %d are allowed", h.Sessions, BundleSessionsMax)
@@ -195,6 +204,8 @@ func (b *bundleReader) header(modelDigest, tokenizerDigest string) error {
 		return b.bad("%d turns, at most %d are allowed", h.Turns, BundleTurnsMax)
 	case h.TokenRuns < 0 || h.TokenRuns > BundleRunsMax:
 		return b.bad("%d runs of tokens, at most %d are allowed", h.TokenRuns, BundleRunsMax)
+	case h.Events < 0:
+		return b.bad("%d events", h.Events)
 	}
 	return nil
 }
@@ -270,8 +281,8 @@ func (b *bundleReader) session(s bundleSession) error {
 	if err := b.sessionFields(&s); err != nil {
 		return err
 	}
-	if s.Length < x.from || int64(s.Length) >= 1<<31 {
-		return b.bad("length: %d, of a session that begins at %d", s.Length, x.from)
+	if s.Length < x.from || s.Length > b.model.Context {
+		return b.bad("length: %d, of a session that begins at %d; the model's context is %d", s.Length, x.from, b.model.Context)
 	}
 	x.end = s.Length
 	if s.DeletedAt != nil {
@@ -299,18 +310,22 @@ func (b *bundleReader) sessionFields(s *bundleSession) error {
 		return b.bad("deleted_at, kept_to: a deleted session has both and is closed")
 	case deleted && (*s.KeptTo < 0 || *s.KeptTo > s.Length):
 		return b.bad("kept_to: %d of a line of %d", *s.KeptTo, s.Length)
-	case s.Epoch < 1 || s.GoneEpoch < 0 || s.GoneEpoch > s.Epoch:
+	case s.Epoch < 1 || s.Epoch > bundleEpochMax || s.GoneEpoch < 0 || s.GoneEpoch > s.Epoch:
 		return b.bad("epoch: %d, gone_epoch: %d", s.Epoch, s.GoneEpoch)
-	case s.LastSeq < 0 || s.LastSeq >= 1<<62 || s.FirstSeq < 1 || s.FirstSeq > s.LastSeq+1:
+	case s.LastSeq < 0 || s.LastSeq > bundleSeqMax || s.FirstSeq < 1 || s.FirstSeq > s.LastSeq+1:
 		return b.bad("first_seq: %d, last_seq: %d", s.FirstSeq, s.LastSeq)
-	case deleted && s.LastSeq >= s.FirstSeq:
+	case (s.FirstSeq > 1) != (s.GoneEpoch > 0):
+		return b.bad("gone_epoch: %d, of a log that begins at %d", s.GoneEpoch, s.FirstSeq)
+	case deleted && (s.LastSeq != 0 || s.FirstSeq != 1):
 		return b.bad("last_seq: a deleted session has no events")
-	case s.TurnCount < 0:
-		return b.bad("turn_count: %d", s.TurnCount)
+	case !deleted && s.LastSeq < 1:
+		return b.bad("last_seq: a session's log begins with its creation")
+	case s.TurnCount < 0 || s.TurnCount > b.head.Turns:
+		return b.bad("turn_count: %d, the header says %d turns of all sessions", s.TurnCount, b.head.Turns)
 	case s.TTLSeconds != nil && (*s.TTLSeconds < 1 || *s.TTLSeconds > TTLSecondsMax):
 		return b.bad("ttl_seconds: must be between 1 and %d", TTLSecondsMax)
-	case s.CreatedAt.IsZero() || s.UpdatedAt.IsZero():
-		return b.bad("created_at, updated_at: must be there")
+	case !bundleTimes(&s.CreatedAt, &s.UpdatedAt, s.ClosedAt, s.DeletedAt):
+		return b.bad("created_at, updated_at, closed_at, deleted_at: must be between the years %d and %d", bundleYearMin, bundleYearMax)
 	}
 	return nil
 }

@@ -17,10 +17,6 @@ import (
 )
 
 const (
-	// exportsMax bounds the exports under way at once: each holds a connection
-	// and a snapshot of the ledger. More are refused with CodeOverloaded.
-	exportsMax = 2
-
 	// exportTimeMax bounds one export: a reader that takes little at a time must
 	// not hold the snapshot for good.
 	exportTimeMax = 10 * time.Minute
@@ -31,20 +27,22 @@ const (
 // Export writes a bundle of a session and everything forked from it, as of one
 // moment. Errors that come before the first byte is written leave w alone; a
 // bundle without its trailer is none. An open turn in the subtree is refused
-// with CodeTurnInProgress.
+// with CodeTurnInProgress. A tenant has one export at a time, and all together
+// have a few; others are refused with CodeOverloaded, and a slow one that gives
+// way ends with it (bundle_gate.go).
 func (m *Manager) Export(ctx context.Context, tenant, id string, w io.Writer) error {
 	u, err := parseSession(id)
 	if err != nil {
 		return err
 	}
-	if m.exporting.Add(1) > exportsMax {
-		m.exporting.Add(-1)
-		return fail(CodeOverloaded, "%d exports are under way, try again", exportsMax)
+	place, leave, err := m.exports.enter(tenant, time.Now())
+	if err != nil {
+		return err
 	}
-	defer m.exporting.Add(-1)
+	defer leave()
 	ctx, cancel := context.WithTimeout(ctx, exportTimeMax)
 	defer cancel()
-	x := &export{tenant: tenant, out: newBundleWriter(w)}
+	x := &export{tenant: tenant, out: newBundleWriter(exportBody{w, place})}
 	opts := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
 	err = pgx.BeginTxFunc(ctx, m.pool, opts, func(tx pgx.Tx) error {
 		x.tx = tx
@@ -218,7 +216,7 @@ func (x *export) add(s bundleSession, id uuid.UUID, parent *uuid.UUID, cut *int,
 // What of the turns and runs goes into a bundle; k is (id, cut, place).
 const (
 	exportOf      = ` FROM unnest($2::uuid[], $3::int[]) WITH ORDINALITY AS k (id, cut, place) JOIN `
-	exportTurns   = exportOf + `turns t ON t.tenant_id = $1 AND t.session_id = k.id WHERE (k.cut < 0 OR t.tok_from < k.cut AND t.tok_to > t.tok_from)`
+	exportTurns   = exportOf + `turns t ON t.tenant_id = $1 AND t.session_id = k.id WHERE (k.cut < 0 OR t.tok_from < k.cut AND (t.tok_to > t.tok_from OR t.state = 'running'))`
 	exportRuns    = exportOf + `token_runs r ON r.tenant_id = $1 AND r.session_id = k.id WHERE (k.cut < 0 OR r.tok_from < k.cut)`
 	exportEvents  = exportOf + `events e ON e.tenant_id = $1 AND e.session_id = k.id WHERE k.cut < 0`
 	exportClipped = `(k.cut >= 0 AND (t.tok_to > k.cut OR t.ended_at IS NULL))`

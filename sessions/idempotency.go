@@ -125,7 +125,13 @@ func storedAnswer(ctx context.Context, m *Manager, call Call) ([]byte, error) {
 	if err != nil {
 		return nil, ledgerError("read idempotency key", err)
 	}
-	if !bytes.Equal(hash, call.BodyHash) {
+	same := bytes.Equal(hash, call.BodyHash)
+	if call.stream != nil {
+		if same, err = call.stream.sameBody(ctx, hash); err != nil {
+			return nil, err
+		}
+	}
+	if !same {
 		return nil, &Error{Code: CodeIdempotencyMismatch, Field: "Idempotency-Key",
 			Message: "this idempotency key was used with another body"}
 	}
@@ -138,6 +144,9 @@ func insertAnswer(w *work, call Call, answer any) error {
 		return fmt.Errorf("encode answer: %w", err)
 	}
 	hash := call.BodyHash
+	if call.stream != nil {
+		hash = call.stream.bodyHash()
+	}
 	if hash == nil {
 		hash = []byte{}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -31,8 +32,8 @@ type ImportResult struct {
 // The bundle must be of this server's model and tokenizer. A bundle that is
 // refused is CodeInvalid with the line. A tenant has one import at a time, and
 // all together have a few; others are refused with CodeOverloaded
-// (import_gate.go). For an idempotency key the bundle's first line, which has
-// the time of the export, stands for all of it.
+// (bundle_gate.go). Its tokens count against the tenant's tokens a minute, as
+// the prompt of a new session does: the first use of a line computes it.
 func (m *Manager) Import(ctx context.Context, call Call, r io.Reader) (ImportResult, error) {
 	if err := m.open(); err != nil {
 		return ImportResult{}, err
@@ -44,20 +45,25 @@ func (m *Manager) Import(ctx context.Context, call Call, r io.Reader) (ImportRes
 	defer leave()
 	ctx, cancel := context.WithTimeout(ctx, importTimeMax)
 	defer cancel()
-	b := newBundleReader(importBody{r, place}, m.info.Vocab)
+	stream := newImportStream(importBody{r, place})
+	b := newBundleReader(stream, m.info, m.tok)
 	b.hold = place.hold
-	if err := b.header(m.info.Digest, m.info.TokenizerDigest); err != nil {
+	stream.b = b
+	if err := b.header(); err != nil {
 		return ImportResult{}, err
 	}
-	call.BodyHash = b.headSum[:]
+	call.stream = stream
 	return once(ctx, m, call, func(save save) (ImportResult, error) {
+		if err := m.admitTokens(ctx, call.Tenant); err != nil {
+			return ImportResult{}, err
+		}
 		if err := b.readSessions(); err != nil {
 			return ImportResult{}, err
 		}
 		if err := m.admitSessions(ctx, call.Tenant, len(b.sessions)); err != nil {
 			return ImportResult{}, err
 		}
-		i := &importing{m: m, tenant: call.Tenant, b: b}
+		i := &importing{m: m, call: call, tenant: call.Tenant, b: b}
 		began := time.Now()
 		err, _ := m.transact(ctx, func(w *work) {
 			w.queue(waitForClient)
@@ -70,6 +76,7 @@ func (m *Manager) Import(ctx context.Context, call Call, r io.Reader) (ImportRes
 			return ImportResult{}, ledgerError("import", i.refused(err))
 		}
 		m.counts.committed(time.Since(began))
+		m.spend(call.Tenant, i.result.Tokens)
 		i.publish()
 		return i.result, nil
 	})
@@ -78,6 +85,7 @@ func (m *Manager) Import(ctx context.Context, call Call, r io.Reader) (ImportRes
 // importing is one import under way.
 type importing struct {
 	m      *Manager
+	call   Call
 	tenant string
 	b      *bundleReader
 	now    time.Time
@@ -100,7 +108,7 @@ func (i *importing) write(ctx context.Context, w *work, save save) error {
 	if taken {
 		i.b.rename()
 	}
-	for _, section := range []func(context.Context, *work) error{i.sessions, i.turns, i.runs, i.events} {
+	for _, section := range []func(context.Context, *work) error{i.place, i.turns, i.runs, i.events} {
 		i.first = i.b.line
 		if err := section(ctx, w); err != nil {
 			return err
@@ -147,6 +155,33 @@ func (s *bundleRows) Next() bool {
 
 func (s *bundleRows) Values() ([]any, error) { return s.row, nil }
 func (s *bundleRows) Err() error             { return s.i.failed }
+
+// place writes the sessions. They are in memory: when another import has taken
+// their ids since they were looked for, they are written with new ones. Ids that
+// another transaction is about to write are waited for.
+func (i *importing) place(ctx context.Context, w *work) error {
+	if _, err := w.conn.Exec(ctx, "SAVEPOINT place"); err != nil {
+		return err
+	}
+	err := i.sessions(ctx, w)
+	if !isUniqueViolation(err, "sessions_pkey") {
+		return err
+	}
+	if _, err := w.conn.Exec(ctx, "ROLLBACK TO SAVEPOINT place"); err != nil {
+		return err
+	}
+	var answered bool
+	err = w.conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM idempotency WHERE tenant_id = $1 AND route = $2 AND key = $3 AND expires_at > now())`,
+		i.tenant, i.call.Route, i.call.IdempotencyKey).Scan(&answered)
+	if err != nil {
+		return err
+	}
+	if answered { // it was this call, at another server
+		return fail(CodeOverloaded, "another server has imported the bundle meanwhile, try again")
+	}
+	i.b.rename()
+	return i.sessions(ctx, w)
+}
 
 func (i *importing) sessions(ctx context.Context, w *work) error {
 	columns := []string{"tenant_id", "id", "parent_id", "forked_at", "root_id", "model", "model_digest", "tokenizer_digest", "parity_class",
@@ -214,15 +249,27 @@ func (i *importing) events(ctx context.Context, w *work) error {
 	})
 }
 
-// refused says what the ledger's own rules have against a bundle.
+// refused says what the ledger's own rules have against a bundle. Ids of turns
+// that are there already, while those of their sessions are not, are no export's.
 func (i *importing) refused(err error) error {
 	e, ok := errors.AsType[*pgconn.PgError](err)
-	if !ok || e.Code[:2] != "22" && e.Code[:2] != "23" || e.ConstraintName == "idempotency_pkey" {
+	if !ok || e.ConstraintName == "idempotency_pkey" {
+		return err
+	}
+	why := e.ConstraintName
+	switch {
+	case e.Code[:2] == "22", e.Code[:2] == "23", e.Code[:2] == "54": // data, constraints, what is too large or too deep
+	case e.Code == "57014" && strings.HasPrefix(e.Message, copyFailed): // a value that its column cannot hold
+		why = strings.TrimPrefix(e.Message, copyFailed)
+	default:
 		return err
 	}
 	return &Error{Code: CodeInvalid, Field: "bundle", cause: err,
-		Message: fmt.Sprintf("line %d: something in lines %d to %d breaks the ledger's rules (%s)", i.b.line, i.first, i.b.line, e.ConstraintName)}
+		Message: fmt.Sprintf("line %d: something in lines %d to %d breaks the ledger's rules (%s)", i.b.line, i.first, i.b.line, why)}
 }
+
+// copyFailed is how Postgres begins to say that this server gave up a COPY.
+const copyFailed = "COPY from stdin failed: "
 
 // publish tells watchers of the new sessions.
 func (i *importing) publish() {

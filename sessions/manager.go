@@ -87,6 +87,8 @@ type Call struct {
 	Route          string // method and path with its ids, as the client sent it
 	BodyHash       []byte // SHA-256 of the body
 	Wait           bool   // a repeated call waits for the first one instead of CodeIdempotencyRunning
+
+	stream *importStream // of an import, in place of BodyHash
 }
 
 // Manager owns the live sessions of one server.
@@ -112,15 +114,15 @@ type Manager struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // every goroutine
 
-	draining  atomic.Bool
-	checking  gate               // one CheckCache at a time
-	imports   importGate         // under way
-	keyRoom   keyRoom            // for idempotency keys
-	exporting atomic.Int32       // Exports under way
-	prompts   promptGate         // of large prompts
-	gaveUp    chan struct{}      // capacity 1; a turn was given up, look whether the ledger has it as running
-	remnants  retries[uuid.UUID] // servers with sessions that could not be taken over
-	ailing    retries[liveKey]   // sessions that a keeper failed with
+	draining atomic.Bool
+	checking gate               // one CheckCache at a time
+	imports  bundleGate         // under way
+	keyRoom  keyRoom            // for idempotency keys
+	exports  bundleGate         // Exports under way
+	prompts  promptGate         // of large prompts
+	gaveUp   chan struct{}      // capacity 1; a turn was given up, look whether the ledger has it as running
+	remnants retries[uuid.UUID] // servers with sessions that could not be taken over
+	ailing   retries[liveKey]   // sessions that a keeper failed with
 
 	mu      sync.Mutex
 	live    map[liveKey]*session      // guarded by mu
@@ -141,6 +143,7 @@ func Open(ctx context.Context, opts Options) (*Manager, error) {
 		opts: opts, eng: opts.Engine, log: opts.Log, me: newID(),
 		live: map[liveKey]*session{}, calls: map[callKey]chan struct{}{},
 		turns: map[string]int{}, tenants: map[string]tenantCount{}, checking: newGate(), keyRoom: keyRoom{most: IdempotencyKeysMax},
+		imports: bundleGate{what: "import", most: importsMax}, exports: bundleGate{what: "export", most: exportsMax},
 		gaveUp: make(chan struct{}, 1),
 	}
 	if m.opts.DeltaInterval == 0 {

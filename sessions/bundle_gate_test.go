@@ -66,7 +66,7 @@ func TestSlowImportsLeaveOthersTheirs(t *testing.T) {
 	wantCode(t, err, CodeOverloaded, "")
 	// nobody has waited for long, but the second is said to have
 	r.imports.mu.Lock()
-	r.imports.places["t1"].waited = 2 * importPatience
+	r.imports.places["t1"].waited = 2 * bundlePatience
 	r.imports.mu.Unlock()
 	_, err = r.Import(t.Context(), tenant(importsMax), bytes.NewReader(bundle))
 	wantCode(t, err, CodeOverloaded, "")
@@ -85,9 +85,9 @@ func TestSlowImportsLeaveOthersTheirs(t *testing.T) {
 }
 
 func TestImportGate(t *testing.T) {
-	var g importGate
+	g := bundleGate{what: "import", most: importsMax}
 	at := time.Unix(1000, 0)
-	enter := func(tenant string) (*importPlace, func()) {
+	enter := func(tenant string) (*gatePlace, func()) {
 		t.Helper()
 		p, leave, err := g.enter(tenant, at)
 		if err != nil {
@@ -105,22 +105,22 @@ func TestImportGate(t *testing.T) {
 			}
 		}
 	}
-	var places []*importPlace
+	var places []*gatePlace
 	var leaves []func()
 	for i := range importsMax {
 		p, leave := enter(fmt.Sprint(i))
 		places, leaves = append(places, p), append(leaves, leave)
 	}
 	wait := func(i int, d time.Duration) error {
-		return errors.Join(places[i].reads(true, at), places[i].reads(false, at.Add(d)))
+		return errors.Join(places[i].begins(at), places[i].ends(0, at.Add(d)))
 	}
-	if err := errors.Join(wait(1, importPatience/2), wait(1, importPatience/2), wait(2, 1), places[3].reads(true, at)); err != nil {
+	if err := errors.Join(wait(1, bundlePatience/2), wait(1, bundlePatience/2), wait(2, 1), places[3].begins(at)); err != nil {
 		t.Error(err)
 	}
 	full(false, false, false, false)
-	at = at.Add(importPatience + 1) // the last one waits on
+	at = at.Add(bundlePatience + 1) // the last one waits on
 	full(false, false, false, true)
-	wantCode(t, places[3].reads(false, at), CodeOverloaded, "")
+	wantCode(t, places[3].ends(0, at), CodeOverloaded, "")
 	leaves[3]()
 	p, leave := enter("late")
 	// memory: a part is free for each, then all share it, and one has its share only
@@ -153,7 +153,7 @@ func TestImportCountsWhatItHolds(t *testing.T) {
 	bundle := r.export(r.grove())
 	most, left := 0, 1<<30
 	read := func() error {
-		b := newBundleReader(bytes.NewReader(bundle), r.info.Vocab)
+		b := newBundleReader(bytes.NewReader(bundle), r.info, r.tok)
 		b.hold = func(n int) error {
 			if left -= n; left < 0 {
 				return fail(CodeOverloaded, "too much")
@@ -161,7 +161,7 @@ func TestImportCountsWhatItHolds(t *testing.T) {
 			most += n
 			return nil
 		}
-		return b.drain(r.info.Digest, r.info.TokenizerDigest)
+		return b.drain()
 	}
 	if err := read(); err != nil {
 		t.Fatal(err)
