@@ -82,7 +82,7 @@ func (r *rig) giveTo(server uuid.UUID, session string, running bool) {
 
 // badSessions are faults of a session, each with what makes it well again.
 var badSessions = map[string]struct{ spoil, repair string }{
-	"epoch":   {`UPDATE sessions SET epoch = 9223372036854775807 WHERE id = $1`, `UPDATE sessions SET epoch = 1 WHERE id = $1`},
+	"epoch":   {`UPDATE sessions SET epoch = 9007199254740991 WHERE id = $1`, `UPDATE sessions SET epoch = 1 WHERE id = $1`},
 	"seq":     {`UPDATE sessions SET last_seq = 9223372036854775806 WHERE id = $1`, `UPDATE sessions SET last_seq = (SELECT max(seq) FROM events WHERE session_id = $1) WHERE id = $1`},
 	"request": {`UPDATE turns SET request = '{"stop": 5}' WHERE session_id = $1`, `UPDATE turns SET request = '{}' WHERE session_id = $1`},
 	"tokens": {`UPDATE token_runs SET ids[2] = NULL WHERE session_id = $1 AND cardinality(cuts) > 0`,
