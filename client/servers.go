@@ -26,6 +26,7 @@ type ServerList struct {
 type ReleaseRequest struct {
 	Subtree bool `json:"subtree,omitempty"` // also what is forked from it, as far as that server has it
 	Cancel  bool `json:"cancel,omitempty"`  // open turns; else a session with one is refused
+	Check   bool `json:"check,omitempty"`   // only say what would be released
 }
 
 // ReleaseResult counts the sessions that were given up.

@@ -8,6 +8,7 @@ import (
 	"github.com/coder/websocket"
 
 	"rocket/client"
+	"rocket/internal/testaddr"
 )
 
 // TestOwnerDrains: sockets through another server close with 1012, event
@@ -104,6 +105,102 @@ func TestDeleteSubtreeOfSeveralServers(t *testing.T) {
 				t.Errorf("%s: %v", s.ID, err)
 			}
 		}
+	}
+}
+
+// TestRefusedDeletionCancelsNothing: as long as one of several servers does not
+// let go of its part of a subtree, nobody's turns in it end.
+func TestRefusedDeletionCancelsNothing(t *testing.T) {
+	a, b := twoWorlds(t, worldOptions{})
+	top := a.create("func main() {")
+	forked, err := a.api.Fork(a.ctx(), top.ID, client.ForkRequest{N: new(3)}, client.CallOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	kids := forked.Sessions
+	for i, s := range []client.Session{top, kids[0]} { // turns at a and at b
+		if _, err := b.api.Release(a.ctx(), s.ID, client.ReleaseRequest{}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := []*world{a, b}[i].api.StartTurn(a.ctx(), s.ID, greedy(30000), client.CallOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refusing := a.giveAway(kids[1].ID, "http://"+testaddr.Refusing(t), true)
+	still := func(code string, err error) {
+		t.Helper()
+		if client.CodeOf(err) != code {
+			t.Errorf("%v, want %s", err, code)
+		}
+		if n, m := a.manager.Stats().TurnsOpen, b.manager.Stats().TurnsOpen; n != 1 || m != 1 {
+			t.Errorf("%d and %d turns are left", n, m)
+		}
+	}
+	still(codePeerGone, a.api.Prune(a.ctx(), top.ID, client.CallOptions{}))
+	refusing.exec(`UPDATE servers SET lease_until = now() - interval '1 second' WHERE id = $1`, refusing.id)
+	refusing.exec(`UPDATE sessions SET epoch = 9223372036854775807 WHERE 'ses_' || id = $1`, kids[1].ID)
+	still("session_quarantined", a.api.Prune(a.ctx(), top.ID, client.CallOptions{}))
+	refusing.exec(`UPDATE sessions SET epoch = 1 WHERE 'ses_' || id = $1`, kids[1].ID)
+	refusing.exec(`UPDATE servers SET lease_until = now() + interval '1 hour' WHERE id = $1`, refusing.id)
+	refusing.exec(`UPDATE sessions SET owner_server = NULL WHERE owner_server = $1`, refusing.id)
+	if err := a.api.Prune(a.ctx(), top.ID, client.CallOptions{}); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestQuarantinedSession: a session that no server can take over is read, and
+// whatever else is asked of it is refused clearly; the server is well.
+func TestQuarantinedSession(t *testing.T) {
+	w := start(t, worldOptions{})
+	s := w.create("package main")
+	f := w.giveAway(s.ID, "http://"+testaddr.Refusing(t), false)
+	f.exec(`UPDATE sessions SET epoch = 9223372036854775807 WHERE 'ses_' || id = $1`, s.ID)
+	f.exec(`UPDATE servers SET lease_until = now() - interval '1 second' WHERE id = $1`, f.id)
+	path := pathSessions + "/" + s.ID
+	for _, c := range []struct{ method, path, body, accept string }{
+		{"POST", "/turns", "{}", ""}, {"PATCH", "", "{}", ""}, {"DELETE", "", "", ""}, {"POST", "/release", "", ""}, {"GET", "/events", "", "text/event-stream"},
+	} {
+		got := w.do(c.method, path+c.path, c.body, "Accept", c.accept)
+		wantProblem(t, got.header, got.body, http.StatusConflict, "session_quarantined", "")
+		if got.status != http.StatusConflict {
+			t.Errorf("%s %s: %d", c.method, c.path, got.status)
+		}
+	}
+	if _, resp, err := websocket.Dial(w.ctx(), w.base+path+"/stream", nil); err == nil || resp.StatusCode != http.StatusConflict {
+		t.Errorf("socket: %v", err)
+	}
+	p := w.dial(w.create("x").ID, "")
+	p.send(fmt.Sprintf(`{"type":"resume","session_id":%q,"ref":"r"}`, s.ID))
+	if f, _ := p.until("error"); f["code"] != "session_quarantined" || f["ref"] != "r" {
+		t.Errorf("frame: %v", f)
+	}
+	for _, c := range []string{path, path + "/events", path + "/turns", "/readyz"} {
+		w.do("GET", c, "").into(t, http.StatusOK, nil)
+	}
+	f.exec(`UPDATE sessions SET epoch = 1 WHERE 'ses_' || id = $1`, s.ID)
+}
+
+// TestReleaseRepeatedElsewhere: a release that is repeated with its key, as the
+// client does whose answer was lost, does nothing to the session's next server.
+func TestReleaseRepeatedElsewhere(t *testing.T) {
+	a, b := twoWorlds(t, worldOptions{})
+	s := a.create("package main")
+	path := pathSessions + "/" + s.ID + "/release"
+	for _, w := range []*world{a, a, b} { // the second is proxied to b by then
+		var got client.ReleaseResult
+		if w.do("POST", path, `{"cancel":true}`, "Idempotency-Key", "k").into(t, http.StatusOK, &got); got.Released != 1 {
+			t.Errorf("%+v", got)
+		}
+		if b.manager.Stats().TurnsOpen == 0 {
+			if _, err := b.api.StartTurn(b.ctx(), s.ID, greedy(30000), client.CallOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	got := a.do("POST", path, `{"subtree":true}`, "Idempotency-Key", "k")
+	wantProblem(t, got.header, got.body, http.StatusUnprocessableEntity, "idempotency_mismatch", "Idempotency-Key")
+	if turn, err := b.api.Cancel(b.ctx(), s.ID, client.CallOptions{}); err != nil || turn.State != "cancelled" {
+		t.Errorf("the turn of the next server: %+v, %v", turn, err)
 	}
 }
 

@@ -91,7 +91,7 @@ func (s *Server) registerSessions() {
 		Tags: []string{tagSessions}, Summary: "Change title, labels, TTL or pin"}, s.patchSession)
 	register(s, huma.Operation{OperationID: "delete-session", Method: http.MethodDelete, Path: pathSession, DefaultStatus: http.StatusNoContent,
 		Tags: []string{tagSessions}, Summary: "Delete a session", Description: "404 from then on; an open turn is cancelled. Tokens that children share stay until the last child goes; trees show the place. " +
-			fmt.Sprintf("With subtree=true all descendants go with it, in one transaction; subtrees of more than %d sessions are refused.", sessions.PruneMax)}, s.deleteSession)
+			fmt.Sprintf("With subtree=true all descendants go with it, in one transaction; subtrees of more than %d sessions are refused. A refusal cancels no turn; a failure while the deletion is under way may.", sessions.PruneMax)}, s.deleteSession)
 	register(s, huma.Operation{OperationID: "close-session", Method: http.MethodPost, Path: pathClose,
 		Tags: []string{tagSessions}, Summary: "Close a session", Description: "It can be read but not advanced or forked any more."}, s.closeSession)
 	register(s, huma.Operation{OperationID: "get-tree", Method: http.MethodGet, Path: "/v1/sessions/{id}/tree",

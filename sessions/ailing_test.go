@@ -16,7 +16,7 @@ func TestBadTurnsDoNotHoldUpAStart(t *testing.T) {
 	turns := map[string]string{}
 	add := func(state TurnState, request, prompt string) (session string) { // a turn that waits, or runs, at no server
 		s := r.create("package a\n")
-		if _, err := r.Release(t.Context(), DefaultTenant, s.ID, ReleaseRequest{}); err != nil {
+		if _, err := r.Release(t.Context(), local, s.ID, ReleaseRequest{}); err != nil {
 			t.Fatal(err)
 		}
 		id, turn := must(parseSession(s.ID)), newID()
@@ -62,7 +62,7 @@ func TestBadSessionDoesNotHoldUpExpiry(t *testing.T) {
 	ill, well := r.create("package a\n").ID, r.create("package b\n").ID
 	r.exec(f.spoil, must(parseSession(ill)))
 	for _, id := range []string{ill, well} {
-		if _, err := r.Release(t.Context(), DefaultTenant, id, ReleaseRequest{}); err != nil {
+		if _, err := r.Release(t.Context(), local, id, ReleaseRequest{}); err != nil {
 			t.Fatal(err)
 		}
 	}

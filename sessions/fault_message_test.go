@@ -225,6 +225,17 @@ func (l *lossy) calls(t *testing.T) map[string]lossyCall {
 			call:  func(ctx context.Context, c Call, id string) (any, error) { return nil, l.Prune(ctx, c, id) },
 			check: childless,
 		},
+		"release": {
+			prepare: func(s Session) string { l.start(s.ID, endless); return s.ID },
+			call: func(ctx context.Context, c Call, id string) (any, error) {
+				return l.Release(ctx, c, id, ReleaseRequest{Cancel: true})
+			},
+			check: func(s Session, _ string, answer any) error {
+				x := l.get(s.ID)
+				owned := l.count("SELECT count(*) FROM sessions WHERE id = $1 AND owner_server IS NOT NULL", must(parseSession(s.ID)))
+				return errorUnless(answer.(ReleaseResult).Released == 1 && owned == 0 && x.State == StateIdle && x.TurnCount == 1, x)
+			},
+		},
 		"create": {
 			call: func(ctx context.Context, c Call, id string) (any, error) {
 				c.IdempotencyKey += id

@@ -57,7 +57,7 @@ func (s *session) refresh(ctx context.Context) error {
 	x, err := selectRow(ctx, s.m.pool, s.key.tenant, s.key.id)
 	switch {
 	case err != nil:
-		return err
+		return s.refused(err)
 	case mine: // memory is ahead of the ledger as long as it is this server's
 		if x.owner == nil || *x.owner != s.m.me || x.epoch != epoch {
 			return s.refused(errStale)
@@ -145,21 +145,12 @@ func (o *operation) commit(ctx context.Context, e effect) error {
 		return nil
 	})
 	if unknown {
-		known := make(chan struct{})
-		s.mu.Lock()
-		s.unknown = known
-		s.mu.Unlock()
-		s.m.wg.Go(func() {
-			defer s.release()
+		s.settling(func() {
 			if s.settle(x.epoch, x.rev) {
 				s.apply(&x, f, e)
 			} else if e.abort != nil {
 				e.abort()
 			}
-			s.mu.Lock()
-			s.unknown = nil
-			s.mu.Unlock()
-			close(known)
 		})
 		return ledgerError("commit", err)
 	}
@@ -173,6 +164,23 @@ func (o *operation) commit(ctx context.Context, e effect) error {
 	s.m.counts.committed(time.Since(began))
 	s.apply(&x, f, e)
 	return nil
+}
+
+// settling lets the session stand still, and calls that come wait (known), until
+// find has found out whether a commit happened.
+func (s *session) settling(find func()) {
+	known := make(chan struct{})
+	s.mu.Lock()
+	s.unknown = known
+	s.mu.Unlock()
+	s.m.wg.Go(func() {
+		defer s.release()
+		find()
+		s.mu.Lock()
+		s.unknown = nil
+		s.mu.Unlock()
+		close(known)
+	})
 }
 
 func (s *session) apply(x *row, f *flush, e effect) {
@@ -202,6 +210,10 @@ func (s *session) refused(err error) error {
 	case errors.Is(err, errStale):
 		s.fence()
 		return &Error{Code: CodeOverloaded, Message: "the session has just changed, try again", cause: err}
+	}
+	if e, ok := errors.AsType[*Error](err); ok && e.Code == CodeNotFound && e.Field == "session_id" {
+		s.fence() // deleted, by another server or as part of a subtree
+		return err
 	}
 	if isUniqueViolation(err, "turns_one_open") {
 		return fail(CodeTurnInProgress, "a turn is in progress")

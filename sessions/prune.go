@@ -1,32 +1,22 @@
 package sessions
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 )
 
-const (
-	// PruneMax bounds the sessions that one call deletes: all of them are held,
-	// and go in one transaction. A larger subtree is refused with CodeInvalid.
-	PruneMax = 10_000
-
-	// pruneTries is how often a subtree that changed before its rows were locked
-	// is read anew; then the call gives up with CodeOverloaded.
-	pruneTries = 20
-)
-
-// errGrew: the subtree is not what was read before its rows were locked.
-var errGrew = errors.New("the subtree has changed")
+// PruneMax bounds the sessions that one call deletes: all of them are held,
+// and go in one transaction. A larger subtree is refused with CodeInvalid.
+const PruneMax = 10_000
 
 // Prune deletes a session and everything forked from it, all or nothing; open
-// turns in it are cancelled. What is left is what Delete leaves of each.
+// turns in it are cancelled, once nothing is known that would refuse it. What is
+// left is what Delete leaves of each. A subtree of which another server has
+// sessions is refused with ErrForeign, before any turn is cancelled.
 func (m *Manager) Prune(ctx context.Context, call Call, id string) error {
 	if err := m.open(); err != nil {
 		return err
@@ -43,63 +33,40 @@ func (m *Manager) Prune(ctx context.Context, call Call, id string) error {
 
 // pruning is the deletion of a subtree.
 type pruning struct {
-	m      *Manager
-	tenant string
-	id     uuid.UUID
-	top    row
-	ids    []uuid.UUID            // what is alive in the subtree, in order
-	rows   map[uuid.UUID]*row     // what they must still be, by rev
-	held   map[uuid.UUID]*session // those of them that are in memory: ops, wlock, alock
-	order  []*session             // held, in the order in which they were
-	moving int                    // how many of order have wlock and alock
-	now    time.Time
+	holding
+	id  uuid.UUID
+	top row
+	now time.Time
 }
 
 // prune reads the subtree, holds it, and deletes it if it is still what was
-// read. What is held stays so over the tries: a session that is held has no new
-// children, so that they come to an end.
+// read.
 func (m *Manager) prune(ctx context.Context, tenant string, id uuid.UUID, save save) error {
-	p := &pruning{m: m, tenant: tenant, id: id, held: map[uuid.UUID]*session{}}
-	handed := false
-	defer func() {
-		if !handed {
-			p.release()
-		}
-	}()
-	ctx, cancel := context.WithTimeout(ctx, opTimeout)
-	defer cancel()
-	var err error
-	for range pruneTries {
-		if err = p.hold(ctx); err == nil {
-			err, handed = p.commit(ctx, save)
-		}
-		if !errors.Is(err, errGrew) {
-			return err
-		}
-	}
-	return &Error{Code: CodeOverloaded, Message: "the subtree keeps changing, try again", cause: err}
+	p := &pruning{id: id}
+	p.holding = holding{m: m, tenant: tenant, cancel: true, held: map[uuid.UUID]*session{}, list: p.subtree}
+	defer p.let()
+	return p.change(ctx, func(ctx context.Context) error { return p.commit(ctx, save) })
 }
 
-// read finds out what is alive in the subtree.
-func (p *pruning) read(ctx context.Context) error {
+// subtree finds out what is alive in the subtree, if that can be deleted here.
+func (p *pruning) subtree(ctx context.Context) ([]row, error) {
 	list, err := selectSubtree(ctx, p.m.pool, p.tenant, p.id, PruneMax+1)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	switch {
 	case len(list) == 0:
-		return notFound("session", sessionID(p.id))
+		return nil, notFound("session", sessionID(p.id))
 	case len(list) > PruneMax:
-		return invalid("subtree", "it has more than %d sessions: prune parts of it first", PruneMax)
+		return nil, invalid("subtree", "it has more than %d sessions: prune parts of it first", PruneMax)
 	}
-	p.top, p.ids, p.rows = list[0], nil, make(map[uuid.UUID]*row, len(list))
 	for i := range list {
-		p.ids = append(p.ids, list[i].id)
-		p.rows[list[i].id] = &list[i]
+		if o := list[i].owner; o != nil && *o != p.m.me {
+			return nil, p.refused("prune", ErrForeign)
+		}
 	}
-	// one order for all, so that two that prune do not wait for each other
-	slices.SortFunc(p.ids, func(a, b uuid.UUID) int { return bytes.Compare(a[:], b[:]) })
-	return nil
+	p.top = list[0]
+	return list, nil
 }
 
 // selectSubtree reads a session and all that is alive below it, parents first;
@@ -122,83 +89,15 @@ const subtreeCTE = `WITH RECURSIVE tree AS (
 	SELECT c.id, t.depth + 1 FROM tree t JOIN sessions c ON c.tenant_id = $1 AND c.parent_id = t.id
 )`
 
-// hold takes those of the subtree that are in memory or have an open turn, ends
-// their turns and makes them stand still. One that comes into memory later, and is used, is
-// found out by its rev.
-func (p *pruning) hold(ctx context.Context) error {
-	for more := true; more; {
-		if err := p.read(ctx); err != nil {
-			return err
-		}
-		more = false
-		for _, id := range p.ids {
-			p.m.mu.Lock()
-			_, live := p.m.live[liveKey{p.tenant, id}]
-			p.m.mu.Unlock()
-			waits := p.rows[id].state == StateRunning // in the ledger, for a server
-			if !live && !waits || p.held[id] != nil {
-				continue
-			}
-			s, err := p.m.holdID(ctx, p.tenant, id)
-			if ErrorCode(err) == CodeNotFound {
-				continue // deleted just now: the next reading does not have it
-			}
-			if err != nil {
-				return err
-			}
-			p.held[id] = s
-			p.order = append(p.order, s)
-			more = true
-		}
-	}
-	still := p.order[p.moving:]
-	for _, s := range still { // all at once, then one wait
-		s.mu.Lock()
-		t := s.turn
-		s.mu.Unlock()
-		if t != nil {
-			t.run.Cancel()
-		}
-	}
-	for _, s := range still {
-		if err := s.cancelTurn(ctx); err != nil {
-			return err
-		}
-	}
-	for _, s := range still {
-		if err := s.quiesce(ctx); err != nil {
-			return err
-		}
-		p.moving++
-		if err := s.refresh(ctx); err != nil {
-			return err
-		}
-	}
-	for _, s := range p.order { // what they have written by now is not what was read
-		s.mu.Lock()
-		x := s.row
-		s.mu.Unlock()
-		p.rows[x.id] = &x
-	}
-	return nil
-}
-
-func (p *pruning) release() {
-	for _, s := range p.order[:p.moving] {
-		s.release()
-	}
-	for _, s := range p.order {
-		s.ops.unlock()
-	}
-}
-
-// commit deletes the subtree. handed says that what is held is somebody
-// else's to release.
-func (p *pruning) commit(ctx context.Context, save save) (err error, handed bool) {
+// commit deletes the subtree.
+func (p *pruning) commit(ctx context.Context, save save) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), opTimeout)
 	defer cancel()
 	began := time.Now()
-	err, unknown := p.m.transact(ctx, p.lock, func(w *work) error {
+	err, unknown := p.m.transact(ctx, func(w *work) {
+		lockTree(w, &p.top) // as whoever changes several sessions of a tree does
+		p.lock(w)
+	}, func(w *work) error {
 		if err := p.write(ctx, w); err != nil {
 			return err
 		}
@@ -206,6 +105,7 @@ func (p *pruning) commit(ctx context.Context, save save) (err error, handed bool
 	})
 	switch {
 	case unknown:
+		p.handed = true
 		p.m.wg.Go(func() {
 			defer p.release()
 			top := p.m.newSession(liveKey{p.tenant, p.id}) // to ask the ledger by
@@ -213,47 +113,13 @@ func (p *pruning) commit(ctx context.Context, save save) (err error, handed bool
 				p.apply()
 			}
 		})
-		return ledgerError("prune", err), true
-	case errors.Is(err, ErrForeign):
-		return &Error{Code: CodeOverloaded, Message: "another server has a session of the subtree", cause: err}, false
-	case errors.Is(err, errGrew):
-		return err, false
+		return ledgerError("prune", err)
 	case err != nil:
-		return ledgerError("prune", err), false
+		return p.refused("prune", err)
 	}
 	p.m.counts.committed(time.Since(began))
 	p.apply()
-	return nil, false
-}
-
-// lock locks the root, as whoever changes several sessions of a tree does, and
-// then the subtree's rows, and compares them with what was read.
-func (p *pruning) lock(w *work) {
-	lockTree(w, &p.top)
-	w.queue(`SELECT id, owner_server, state, rev, deleted_at IS NOT NULL, now() FROM sessions
-		WHERE tenant_id = $1 AND id = ANY($2) ORDER BY id FOR UPDATE`, p.tenant, p.ids).Query(func(rows pgx.Rows) error {
-		var id uuid.UUID
-		var owner *uuid.UUID
-		var state State
-		var rev int64
-		var deleted bool
-		n := 0
-		_, err := pgx.ForEachRow(rows, []any{&id, &owner, &state, &rev, &deleted, &w.now}, func() error {
-			n++
-			switch {
-			case owner != nil && *owner != p.m.me && !deleted:
-				return ErrForeign
-			case deleted || rev != p.rows[id].rev || state == StateRunning:
-				return errGrew
-			}
-			return nil
-		})
-		w.now = w.now.UTC()
-		if err == nil && n != len(p.ids) {
-			err = errGrew
-		}
-		return err
-	})
+	return nil
 }
 
 // write deletes the subtree. Its rows are locked, so that it has no more new
@@ -272,6 +138,7 @@ func (p *pruning) write(ctx context.Context, w *work) error {
 	if more {
 		return errGrew
 	}
+	p.tell(w)
 	w.queue(`UPDATE sessions SET state = 'closed', closed_at = coalesce(closed_at, $3), deleted_at = $3, kept_to = 0, rev = rev + 1,
 			title = '', labels = '{}', ttl_seconds = NULL, expires_at = NULL, updated_at = $3
 		WHERE tenant_id = $1 AND id = ANY($2)`, p.tenant, p.ids, p.now)
@@ -304,6 +171,20 @@ func (p *pruning) write(ctx context.Context, w *work) error {
 	return p.above(ctx, w)
 }
 
+// tell has servers that remember sessions of the subtree as nobody's forget
+// them: readers may wait there.
+func (p *pruning) tell(w *work) {
+	var payloads []string
+	for _, id := range p.ids {
+		if p.rows[id].owner == nil {
+			payloads = append(payloads, ownerPayload(liveKey{p.tenant, id}))
+		}
+	}
+	if len(payloads) > 0 {
+		w.queue(`SELECT pg_notify($1, p) FROM unnest($2::text[]) AS p`, ownerChannel, payloads)
+	}
+}
+
 // above counts the top out of its parent, and takes from deleted ancestors
 // what they kept for the subtree.
 func (p *pruning) above(ctx context.Context, w *work) error {
@@ -327,27 +208,10 @@ func (p *pruning) above(ctx context.Context, w *work) error {
 	return nil
 }
 
-// apply makes the deletion true in memory, for those too that came there
-// meanwhile.
+// apply makes the deletion true in memory.
 func (p *pruning) apply() {
+	p.forget(true)
 	for _, id := range p.ids {
-		s := p.held[id]
-		if s == nil {
-			k := liveKey{p.tenant, id}
-			p.m.mu.Lock()
-			s = p.m.live[k]
-			p.m.mu.Unlock()
-		}
-		if s != nil {
-			<-s.loaded
-			s.mu.Lock()
-			s.deleted = true
-			s.mu.Unlock()
-			p.m.forget(s)
-		}
-		if p.held[id] != nil {
-			s.dropSeq()
-		}
 		p.m.hub.publish(p.tenant, sessionID(p.top.root),
 			Event{Type: EventSessionDeleted, SessionID: sessionID(id), Epoch: p.rows[id].epoch, Time: p.now})
 	}

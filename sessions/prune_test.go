@@ -208,3 +208,44 @@ func TestPruneAtOnce(t *testing.T) {
 		t.Errorf("%d rows left", n)
 	}
 }
+
+// A session that is resumed while its subtree is pruned, after the prune has
+// looked at what is in memory, leaves nothing on the device.
+func TestResumeRacingAPrune(t *testing.T) {
+	r := newRig(t)
+	root := r.create("func main() {\n").ID
+	top := r.fork(root, ForkRequest{}).Sessions[0].ID
+	child := r.fork(top, ForkRequest{}).Sessions[0].ID
+	must(r.Detach(t.Context(), local, child, DetachRequest{})) // and is not in memory any more
+	seqs := r.Stats().Engine.Seqs                              // the root's and the top's
+	waiting := func(n int) {
+		t.Helper()
+		waitFor(t, func() bool {
+			return r.count("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == n
+		})
+	}
+	first, second := holdRow(t, r.url, root), holdRow(t, r.url, child)
+	pruned, resumed := make(chan error), make(chan error)
+	go func() { pruned <- r.Prune(t.Context(), local, top) }()
+	waiting(1) // it has held what is in memory
+	first()
+	waitFor(t, func() bool { // and stands in line for the child's row
+		return r.count(`SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+			WHERE a.datname = current_database() AND NOT l.granted AND l.locktype = 'transactionid'`) == 1 &&
+			r.count("SELECT count(*) FROM pg_locks WHERE locktype = 'tuple' AND granted") == 1
+	})
+	go func() {
+		_, err := r.Resume(t.Context(), local, child)
+		resumed <- err
+	}()
+	waiting(2) // for the same row, behind it, with a timeline
+	if n := r.Stats().Engine.Seqs; n != seqs+1 {
+		t.Errorf("%d timelines, want %d", n, seqs+1)
+	}
+	second()
+	if err := <-pruned; err != nil {
+		t.Error(err)
+	}
+	wantCode(t, <-resumed, CodeNotFound, "")
+	waitFor(t, func() bool { return r.Stats().Engine.Seqs == seqs-1 })
+}

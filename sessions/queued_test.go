@@ -87,7 +87,7 @@ func TestQueuedTurnOfASessionThatAForkGotFirst(t *testing.T) {
 	r := newRig(t)
 	ctx := t.Context()
 	s := r.create("func main() {")
-	if _, err := r.Release(ctx, DefaultTenant, s.ID, ReleaseRequest{}); err != nil {
+	if _, err := r.Release(ctx, local, s.ID, ReleaseRequest{}); err != nil {
 		t.Fatal(err)
 	}
 	req := TurnRequest{MaxTokens: ptr(3), IgnoreEOS: true}

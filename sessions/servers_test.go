@@ -81,7 +81,7 @@ func TestPlace(t *testing.T) {
 	}
 	_, err := b.StartTurn(t.Context(), local, s.ID, TurnRequest{})
 	wantCode(t, err, CodeOverloaded, "")
-	if _, err := a.Release(t.Context(), DefaultTenant, s.ID, ReleaseRequest{}); err != nil {
+	if _, err := a.Release(t.Context(), local, s.ID, ReleaseRequest{}); err != nil {
 		t.Fatal(err)
 	}
 	if p := b.place(s.ID); !p.Here() {
@@ -209,7 +209,7 @@ func TestNoTakeoverRightAfterAnOutage(t *testing.T) {
 func TestReaderHearsOfNewOwner(t *testing.T) {
 	a, b := twoServers(t)
 	s := a.create("package a\n")
-	if _, err := a.Release(t.Context(), DefaultTenant, s.ID, ReleaseRequest{}); err != nil {
+	if _, err := a.Release(t.Context(), local, s.ID, ReleaseRequest{}); err != nil {
 		t.Fatal(err)
 	}
 	l, err := b.Log(t.Context(), DefaultTenant, s.ID)
@@ -248,7 +248,7 @@ func TestOneOfTwoTakesASession(t *testing.T) {
 	a, b := twoServers(t)
 	for range 5 {
 		s := a.create("package a\n")
-		if _, err := a.Release(t.Context(), DefaultTenant, s.ID, ReleaseRequest{}); err != nil {
+		if _, err := a.Release(t.Context(), local, s.ID, ReleaseRequest{}); err != nil {
 			t.Fatal(err)
 		}
 		var wg sync.WaitGroup
@@ -281,9 +281,9 @@ func TestReleaseAndPruneAcrossServers(t *testing.T) {
 	top := a.create("package a\n")
 	kids := a.fork(top.ID, ForkRequest{N: ptr(3)}).Sessions
 	turn := a.start(kids[2].ID, endless)
-	_, err := a.Release(t.Context(), DefaultTenant, kids[2].ID, ReleaseRequest{})
+	_, err := a.Release(t.Context(), local, kids[2].ID, ReleaseRequest{})
 	wantCode(t, err, CodeTurnInProgress, "")
-	if got, err := a.Release(t.Context(), DefaultTenant, top.ID, ReleaseRequest{}); err != nil || got.Released != 1 {
+	if got, err := a.Release(t.Context(), local, top.ID, ReleaseRequest{}); err != nil || got.Released != 1 {
 		t.Fatalf("released %+v, %v", got, err)
 	}
 	b.turn(top.ID, "", 3)
@@ -296,7 +296,7 @@ func TestReleaseAndPruneAcrossServers(t *testing.T) {
 	if err != nil || len(owners) != 3 || owners[0].Server != a.me.String() || owners[0].Session == "" {
 		t.Fatalf("owners %+v, %v", owners, err)
 	}
-	got, err := a.Release(t.Context(), DefaultTenant, top.ID, ReleaseRequest{Subtree: true, Cancel: true})
+	got, err := a.Release(t.Context(), local, top.ID, ReleaseRequest{Subtree: true, Cancel: true})
 	if err != nil || got.Released != 3 {
 		t.Fatalf("released %+v, %v", got, err)
 	}
@@ -319,7 +319,7 @@ func TestSessionsOfAnotherModel(t *testing.T) {
 	}{{"parity_class = 'f32'", true}, {"model_digest = 'x'", true}, {"tokenizer_digest = 'x'", false}} {
 		s := r.create("package a\n")
 		turn := r.turn(s.ID, "", 2)
-		if _, err := r.Release(t.Context(), DefaultTenant, s.ID, ReleaseRequest{}); err != nil {
+		if _, err := r.Release(t.Context(), local, s.ID, ReleaseRequest{}); err != nil {
 			t.Fatal(err)
 		}
 		r.exec("UPDATE sessions SET " + test.set + ", rev = rev + 1")

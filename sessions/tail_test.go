@@ -25,7 +25,7 @@ func TestTailWaitsBehindTheLedger(t *testing.T) {
 	a, b := twoServers(t)
 	s := a.create("package a\n")
 	a.turn(s.ID, "", 3)
-	if _, err := a.Release(t.Context(), DefaultTenant, s.ID, ReleaseRequest{}); err != nil {
+	if _, err := a.Release(t.Context(), local, s.ID, ReleaseRequest{}); err != nil {
 		t.Fatal(err)
 	}
 	woken := map[*rig]chan struct{}{a: make(chan struct{}, 1), b: make(chan struct{}, 1)}

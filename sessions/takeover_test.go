@@ -70,7 +70,7 @@ func (r *rig) deadServer() uuid.UUID {
 // giveTo makes a session that r has made another server's, and with running its last turn one that runs there.
 func (r *rig) giveTo(server uuid.UUID, session string, running bool) {
 	r.t.Helper()
-	if _, err := r.Release(r.t.Context(), DefaultTenant, session, ReleaseRequest{}); err != nil {
+	if _, err := r.Release(r.t.Context(), local, session, ReleaseRequest{}); err != nil {
 		r.t.Fatal(err)
 	}
 	id := must(parseSession(session))

@@ -142,6 +142,13 @@ func (o *operation) interruptOrphan(ctx context.Context, turn uuid.UUID) error {
 		}
 		return err
 	})
+	if isUnavailable(err) { // it may have happened: once that is known, who asks for the session reads its row
+		o.handed = true
+		s.settling(func() {
+			s.settle(x.epoch, x.rev+1)
+			s.m.forget(s)
+		})
+	}
 	if err != nil {
 		return s.refused(err)
 	}

@@ -99,6 +99,44 @@ func TestCancelEndsAnOrphan(t *testing.T) {
 	}
 }
 
+// An orphan's end whose commit had no answer is not taken for one that did not happen.
+func TestEndOfAnOrphanSettledLater(t *testing.T) {
+	l := newLossy(t)
+	s := l.create("a")
+	turn := l.start(s.ID, endless)
+	x, err := l.hold(t.Context(), DefaultTenant, s.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, func() bool { // its start is committed
+		got, err := l.Turn(t.Context(), DefaultTenant, s.ID, turn.ID)
+		return err == nil && got.State == TurnRunning
+	})
+	if err := x.wlock.lock(t.Context()); err != nil { // nothing of it is being written
+		t.Fatal(err)
+	}
+	hit, pass := l.p.Hold(1, "commit")
+	defer pass()
+	x.fence()
+	x.wlock.unlock()
+	x.ops.unlock() // the keeper comes, or the cancel
+	_, err = l.Cancel(t.Context(), local, s.ID)
+	if c := ErrorCode(err); err != nil && c != CodeLedgerUnavailable {
+		t.Fatal(err)
+	}
+	if !done(hit) {
+		t.Fatal("no commit was lost")
+	}
+	pass()
+	got := until(t, "cancel", func() (Turn, error) { return l.Cancel(t.Context(), local, s.ID) })
+	if got.State != TurnInterrupted {
+		t.Errorf("%+v", got)
+	}
+	if got := l.turn(s.ID, "", 3); got.State != TurnCompleted {
+		t.Errorf("turn after it: %+v", got)
+	}
+}
+
 // A session is read anew after its orphan was ended; one whose row cannot be read then is forgotten, and the next call
 // reads it.
 func TestReload(t *testing.T) {
