@@ -138,7 +138,7 @@ func TestRefusedDeletionCancelsNothing(t *testing.T) {
 	}
 	still(codePeerGone, a.api.Prune(a.ctx(), top.ID, client.CallOptions{}))
 	refusing.exec(`UPDATE servers SET lease_until = now() - interval '1 second' WHERE id = $1`, refusing.id)
-	refusing.exec(`UPDATE sessions SET epoch = 9223372036854775807 WHERE 'ses_' || id = $1`, kids[1].ID)
+	refusing.exec(`UPDATE sessions SET epoch = 9007199254740991 WHERE 'ses_' || id = $1`, kids[1].ID)
 	still("session_quarantined", a.api.Prune(a.ctx(), top.ID, client.CallOptions{}))
 	refusing.exec(`UPDATE sessions SET epoch = 1 WHERE 'ses_' || id = $1`, kids[1].ID)
 	refusing.exec(`UPDATE servers SET lease_until = now() + interval '1 hour' WHERE id = $1`, refusing.id)
@@ -154,7 +154,7 @@ func TestQuarantinedSession(t *testing.T) {
 	w := start(t, worldOptions{})
 	s := w.create("package main")
 	f := w.giveAway(s.ID, "http://"+testaddr.Refusing(t), false)
-	f.exec(`UPDATE sessions SET epoch = 9223372036854775807 WHERE 'ses_' || id = $1`, s.ID)
+	f.exec(`UPDATE sessions SET epoch = 9007199254740991 WHERE 'ses_' || id = $1`, s.ID)
 	f.exec(`UPDATE servers SET lease_until = now() - interval '1 second' WHERE id = $1`, f.id)
 	path := pathSessions + "/" + s.ID
 	for _, c := range []struct{ method, path, body, accept string }{

@@ -104,4 +104,3 @@ func TestReaderOfAReleaseSettledLater(t *testing.T) {
 		t.Errorf("repeated: %+v, %v", got, err)
 	}
 }
-
