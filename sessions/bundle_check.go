@@ -1,9 +1,6 @@
 package sessions
 
-import (
-	"bytes"
-	"encoding/json"
-)
+import "encoding/json"
 
 // typed checks that a field has its type's JSON, and makes it what this server
 // would have written: nil where it is null.
@@ -19,23 +16,10 @@ func (b *bundleReader) typed(name string, data *json.RawMessage, to any) error {
 	if err != nil {
 		return b.bad("%s: %v", name, err)
 	}
-	if hasNUL(*data) {
+	if escapesNUL(*data) {
 		return b.bad("%s: has NUL characters", name)
 	}
 	return nil
-}
-
-// hasNUL finds the escape of a NUL in JSON, which Postgres does not store.
-func hasNUL(data []byte) bool {
-	for i := 0; i < len(data); i++ {
-		if data[i] == '\\' {
-			i++
-			if bytes.HasPrefix(data[i:], []byte("u0000")) {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 func (b *bundleReader) tokens(name string, ids []int32) error {

@@ -36,6 +36,7 @@ func FuzzRequests(f *testing.F) {
 	for _, seed := range []string{
 		`{"input":"x","max_tokens":5,"stop":["a"]}`, `{"messages":[{"role":"user","content":"x","name":"\u0000"}]}`, `{"messages":[{"role":"user","tool_calls":["\\u0000"]}]}`,
 		`{"top_p":0}`, `{"seed":-1}`, `{"temperature":1e308}`, `{"mtp":{"max_depth":8}}`, `{"messages":[{"role":"a","tool_calls":"\\\u0000"}]}`,
+		`{"messages":[{"role":"user","tool_calls":[1e131071,"\\"",-2.5E-3]}]}`,
 	} {
 		f.Add([]byte(seed))
 	}

@@ -258,6 +258,8 @@ func (i *importing) refused(err error) error {
 	}
 	why := e.ConstraintName
 	switch {
+	case e.ConstraintName == "turns_pkey":
+		why = "ids of turns that other sessions have here"
 	case e.Code[:2] == "22", e.Code[:2] == "23", e.Code[:2] == "54": // data, constraints, what is too large or too deep
 	case e.Code == "57014" && strings.HasPrefix(e.Message, copyFailed): // a value that its column cannot hold
 		why = strings.TrimPrefix(e.Message, copyFailed)

@@ -302,3 +302,18 @@ func (w stuckWriter) Write(p []byte) (int, error) {
 	<-w.end
 	return len(p), nil
 }
+
+// Ids of turns that are there while those of their sessions are not.
+func TestImportOfTurnsThatOthersHave(t *testing.T) {
+	r := newRig(t)
+	s := r.create("package a\n")
+	r.turn(s.ID, "b", 2)
+	bundle := r.export(s.ID)
+	other := bytes.ReplaceAll(bundle, []byte(s.ID), []byte(sessionID(newID())))
+	lines := strings.SplitAfter(string(other), "\n")
+	_, err := r.Import(t.Context(), local, bytes.NewReader(reseal(lines[:len(lines)-2])))
+	wantCode(t, err, CodeInvalid, "bundle")
+	if err == nil || !strings.Contains(err.Error(), "ids of turns that other sessions have here") {
+		t.Error(err)
+	}
+}

@@ -30,7 +30,7 @@ const (
 type Quotas struct {
 	Sessions        *int `json:"sessions"`
 	ConcurrentTurns *int `json:"concurrent_turns"` // queued and running
-	// TokensPerMinute counts prompts and generated tokens. It refills all the
+	// TokensPerMinute counts prompts, imports and generated tokens. It refills all the
 	// time and is full after a start. A turn begins while some of it is left
 	// and is not cut when it is used up; what it took too much is owed first.
 	TokensPerMinute *int `json:"tokens_per_minute"`

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 )
@@ -76,6 +77,7 @@ func checkPrompt(msgs []Message, input *string) error {
 	if len(msgs) > MessagesMax {
 		return invalid("messages", "at most %d messages are allowed", MessagesMax)
 	}
+	written := 0
 	for i, m := range msgs {
 		if m.Role == "" {
 			return invalid(fmt.Sprintf("messages[%d].role", i), "must not be empty")
@@ -91,11 +93,52 @@ func checkPrompt(msgs []Message, input *string) error {
 		if escapesNUL(m.ToolCalls) {
 			return invalid(fmt.Sprintf("messages[%d].tool_calls", i), "must be without NUL characters")
 		}
+		if n := exponents(m.ToolCalls); n > exponentsMax-written {
+			return invalid(fmt.Sprintf("messages[%d].tool_calls", i), "has numbers that are too long when they are written out")
+		} else {
+			written += n
+		}
 	}
 	if input != nil && (!utf8.ValidString(*input) || strings.ContainsRune(*input, 0)) {
 		return invalid("input", "must be UTF-8 text without NUL characters")
 	}
 	return nil
+}
+
+// exponentsMax bounds the exponents of all numbers in a prompt's tool calls
+// together: Postgres keeps 1e300 in a few bytes, and writes it out in as many as
+// it has digits whenever the turn is read.
+const exponentsMax = 1 << 20
+
+// exponents sums those of JSON's numbers; more than exponentsMax when one is
+// beyond what a double holds.
+func exponents(data []byte) (sum int) {
+	for i, text := 0, false; i < len(data); i++ {
+		switch c := data[i]; {
+		case c == '"':
+			text = !text
+		case text && c == '\\':
+			i++
+		case !text && c >= '0' && c <= '9':
+			from := i
+			for i < len(data) && strings.IndexByte("0123456789.eE+-", data[i]) >= 0 {
+				i++
+			}
+			number := string(data[from:i])
+			i--
+			if _, err := strconv.ParseFloat(number, 64); err != nil {
+				return exponentsMax + 1
+			}
+			if e := strings.IndexAny(number, "eE"); e >= 0 {
+				n, err := strconv.Atoi(number[e+1:]) // of 0, and below what a double holds, there may be more
+				if n = max(n, -n); err != nil || n > exponentsMax-sum {
+					return exponentsMax + 1
+				}
+				sum += n
+			}
+		}
+	}
+	return sum
 }
 
 // escapesNUL finds \u0000 in JSON, which Postgres does not keep.
