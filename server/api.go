@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"reflect"
 	"strconv"
 	"strings"
@@ -60,12 +59,6 @@ const (
 	tagStreams  = "Streams"
 	tagSystem   = "System"
 )
-
-func marshalJSON(w io.Writer, v any) error {
-	enc := json.NewEncoder(w)
-	enc.SetEscapeHTML(false)
-	return enc.Encode(v)
-}
 
 // unmarshalJSON is json.Unmarshal without its repair of invalid UTF-8: text
 // that is changed on the way to the model would be a silent fault.

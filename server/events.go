@@ -135,7 +135,7 @@ func (s *Server) getEvents(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Server) pageEvents(w http.ResponseWriter, r *http.Request, log *sessions.Log, next int64, limit int) {
-	events, err := log.Read(r.Context(), next, limit)
+	events, err := log.Page(r.Context(), next, limit)
 	if err != nil {
 		writeProblem(w, s.problem(err))
 		return
@@ -211,7 +211,7 @@ func (s *Server) streamEvents(w http.ResponseWriter, r *http.Request, log *sessi
 			}
 			buf.Reset()
 		}
-		if len(events) == eventsPerRead {
+		if len(events) == eventsPerRead || last && len(events) > 0 {
 			continue
 		}
 		if last {

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -27,13 +28,13 @@ type pathInput struct {
 func (s *Server) registerLineage() {
 	register(s, huma.Operation{OperationID: "get-ancestors", Method: http.MethodGet, Path: "/v1/sessions/{id}/ancestors",
 		Tags: []string{tagSessions}, Summary: "Get what a session was forked from",
-		Description: "The root first, the parent last; deleted ones are there as their places."}, s.getAncestors)
+		Description: fmt.Sprintf("The root first, the parent last; deleted ones are there as their places. %d of them and %d bytes at most.", sessions.LineageNodesMax, sessions.TreeBytesMax)}, s.getAncestors)
 	register(s, huma.Operation{OperationID: "get-common", Method: http.MethodGet, Path: "/v1/sessions/{id}/common",
 		Tags: []string{tagSessions}, Summary: "Get the common ancestor of two sessions and where their lines part",
 		Description: "The lines are the same in [0, at). Either session may be the ancestor; ancestor is null, and at 0, where the two are of different trees."}, s.getCommon)
 	register(s, huma.Operation{OperationID: "get-path", Method: http.MethodGet, Path: "/v1/sessions/{id}/path",
 		Tags: []string{tagSessions}, Summary: "Get the sessions between two",
-		Description: "Up to the nearest common ancestor, which ancestor names, and down, both ends included. None where the two are of different trees."}, s.getPath)
+		Description: fmt.Sprintf("Up to the nearest common ancestor, which ancestor names, and down, both ends included. None where the two are of different trees. %d of them and %d bytes at most.", sessions.LineageNodesMax, sessions.TreeBytesMax)}, s.getPath)
 }
 
 func (s *Server) getAncestors(ctx context.Context, in *ancestorsInput) (*body[sessions.Ancestry], error) {

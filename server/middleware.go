@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/go-chi/chi/v5"
+
+	"rocket/sessions"
 )
 
 // observe is the outermost layer, inside the router so that it knows the route: it counts and times requests, turns panics
@@ -26,8 +28,12 @@ func (s *Server) observe(next http.Handler) http.Handler {
 			r.Body = rec.body
 			defer rec.body.finish()
 		}
+		ctx, sent := sessions.CountAnswer(r.Context())
+		defer sent()
+		r = r.WithContext(ctx)
 		defer func() {
-			if v := recover(); v != nil {
+			v, begun := recover(), false
+			if v != nil {
 				if err, ok := v.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 					panic(v)
 				}
@@ -36,7 +42,7 @@ func (s *Server) observe(next http.Handler) http.Handler {
 				} else {
 					s.log.Error("request failed", "method", r.Method, "path", r.URL.Path, "panic", v, "stack", string(debug.Stack()))
 				}
-				if rec.status == 0 {
+				if begun = rec.status != 0; !begun {
 					writeProblem(rec, codeProblem(codeInternal, "internal error; the server's log has the cause", ""))
 				}
 			}
@@ -46,6 +52,9 @@ func (s *Server) observe(next http.Handler) http.Handler {
 			}
 			s.metrics.request(r.Method, route, rec.status, time.Since(begin), rec.stream)
 			s.log.Debug("request", "method", r.Method, "path", r.URL.Path, "status", rec.status, "took", time.Since(begin))
+			if v != nil && begun {
+				panic(http.ErrAbortHandler) // nobody may take it for a whole answer
+			}
 		}()
 		next.ServeHTTP(rec, r)
 	})

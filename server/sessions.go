@@ -84,7 +84,7 @@ func (s *Server) registerSessions() {
 	register(s, huma.Operation{OperationID: "create-session", Method: http.MethodPost, Path: pathSessions, DefaultStatus: http.StatusCreated,
 		Tags: []string{tagSessions}, Summary: "Create a session", Description: "Answered after the commit; the prompt is prefilled behind, residency shows it."}, s.createSession)
 	register(s, huma.Operation{OperationID: "list-sessions", Method: http.MethodGet, Path: pathSessions,
-		Tags: []string{tagSessions}, Summary: "List sessions, newest first"}, s.listSessions)
+		Tags: []string{tagSessions}, Summary: "List sessions, newest first", Description: pageBytesNote}, s.listSessions)
 	register(s, huma.Operation{OperationID: "get-session", Method: http.MethodGet, Path: pathSession,
 		Tags: []string{tagSessions}, Summary: "Get a session"}, s.getSession)
 	register(s, huma.Operation{OperationID: "patch-session", Method: http.MethodPatch, Path: pathSession,
@@ -95,7 +95,8 @@ func (s *Server) registerSessions() {
 	register(s, huma.Operation{OperationID: "close-session", Method: http.MethodPost, Path: pathClose,
 		Tags: []string{tagSessions}, Summary: "Close a session", Description: "It can be read but not advanced or forked any more."}, s.closeSession)
 	register(s, huma.Operation{OperationID: "get-tree", Method: http.MethodGet, Path: "/v1/sessions/{id}/tree",
-		Tags: []string{tagSessions}, Summary: "Get the subtree of forks", Description: "Parents first."}, s.getTree)
+		Tags: []string{tagSessions}, Summary: "Get the subtree of forks",
+		Description: fmt.Sprintf("Parents first. %d nodes and %d bytes at most: more is refused with field depth, for which fewer levels can be asked for, or pages of list-sessions with root.", sessions.TreeNodesMax, sessions.TreeBytesMax)}, s.getTree)
 	register(s, huma.Operation{OperationID: "fork-session", Method: http.MethodPost, Path: pathFork, DefaultStatus: http.StatusCreated,
 		Tags: []string{tagSessions}, Summary: "Fork a session at a token offset", Description: "All children or none."}, s.forkSession)
 	register(s, huma.Operation{OperationID: "detach-session", Method: http.MethodPost, Path: pathDetach,

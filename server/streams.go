@@ -35,7 +35,7 @@ func (s *Server) registerStreams(router chi.Router) {
 	docs := s.api.OpenAPI()
 	docs.AddOperation(&huma.Operation{
 		OperationID: "get-events", Method: http.MethodGet, Path: pathEvents, Tags: []string{tagStreams}, Summary: "Read or follow a session's events",
-		Description: "With Accept: text/event-stream live, else a JSON page, oldest first. Events gone by retention: 410 with first_seq.",
+		Description: "With Accept: text/event-stream live, else a JSON page, oldest first. " + pageBytesNote + " Events gone by retention: 410 with first_seq.",
 		Parameters: []*huma.Param{id, from, epoch,
 			{Name: "limit", In: "query", Description: "of a JSON page", Schema: &huma.Schema{Type: huma.TypeInteger, Minimum: &one, Maximum: &most, Default: eventsPageMax}},
 			{Name: "Last-Event-ID", In: "header", Description: "EPOCH-SEQ of the last event seen; wins over from and epoch", Schema: text}},

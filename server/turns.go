@@ -39,7 +39,7 @@ func (s *Server) registerTurns() {
 		Responses: map[string]*huma.Response{"200": {Description: "The turn at its end, with wait=true", Content: map[string]*huma.MediaType{
 			"application/json": {Schema: &huma.Schema{Ref: "#/components/schemas/Turn"}}}}}}, s.createTurn)
 	register(s, huma.Operation{OperationID: "list-turns", Method: http.MethodGet, Path: pathTurns,
-		Tags: []string{tagTurns}, Summary: "List turns, newest first", Description: "Own and inherited ones, the latter clipped at forked_at; without token lists."}, s.listTurns)
+		Tags: []string{tagTurns}, Summary: "List turns, newest first", Description: "Own and inherited ones, the latter clipped at forked_at; without token lists. " + pageBytesNote}, s.listTurns)
 	register(s, huma.Operation{OperationID: "get-turn", Method: http.MethodGet, Path: "/v1/sessions/{id}/turns/{turn}",
 		Tags: []string{tagTurns}, Summary: "Get a turn"}, s.getTurn)
 	register(s, huma.Operation{OperationID: "cancel-turn", Method: http.MethodPost, Path: pathCancel,

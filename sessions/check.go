@@ -3,6 +3,7 @@ package sessions
 import (
 	"context"
 	"fmt"
+	"math"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -58,7 +59,7 @@ func (m *Manager) checkSession(ctx context.Context, x *row) error {
 	if err != nil {
 		return err
 	}
-	events, err := selectEvents(ctx, m.pool, m.tok, x.tenant, x.id, first, x.lastSeq)
+	events, err := selectEvents(ctx, m.pool, m.tok, x.tenant, x.id, first, x.lastSeq, math.MaxInt64)
 	if err != nil {
 		return err
 	}
@@ -71,7 +72,7 @@ func (m *Manager) checkSession(ctx context.Context, x *row) error {
 	if int64(len(events)) != x.lastSeq-first+1 || epoch > x.epoch {
 		return fmt.Errorf("%d events up to epoch %d, the row says %d and %d", len(events), epoch, x.lastSeq, x.epoch)
 	}
-	turns, err := selectTurns(ctx, m.pool, x.tenant, x.id, x.length, nil, 1<<30)
+	turns, err := selectTurns(ctx, m.pool, x.tenant, x.id, x.length)
 	if err != nil {
 		return err
 	}

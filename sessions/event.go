@@ -69,3 +69,18 @@ func (e *Event) Equal(o *Event) bool {
 	}
 	return *e.Text == *o.Text && slices.Equal(e.Tokens, o.Tokens)
 }
+
+// bytes is about what an event takes, in memory and as JSON.
+func (e *Event) bytes() int64 {
+	n := 250 + int64(8*len(e.Tokens)+48*len(e.Children))
+	if e.Text != nil {
+		n += jsonBytes(*e.Text)
+	}
+	if e.Error != nil {
+		n += jsonBytes(e.Error.Message)
+	}
+	if e.Usage != nil {
+		n += 400
+	}
+	return n
+}

@@ -15,7 +15,7 @@ import (
 func (r *rig) ledgerEvents(id string) []Event {
 	r.t.Helper()
 	u, _ := parseSession(id)
-	events, err := selectEvents(r.t.Context(), r.pool, r.tok, DefaultTenant, u, 1, r.get(id).LastSeq)
+	events, err := selectEvents(r.t.Context(), r.pool, r.tok, DefaultTenant, u, 1, r.get(id).LastSeq, 1<<60)
 	if err != nil {
 		r.t.Fatal(err)
 	}

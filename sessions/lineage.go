@@ -51,27 +51,22 @@ func (m *Manager) Ancestors(ctx context.Context, tenant, id string, depth *int) 
 		return Ancestry{}, err
 	}
 	// the session itself is the first level: without it there is no such session
-	rows, err := m.pool.Query(ctx, `WITH RECURSIVE up AS (
+	list, err := m.nodes(ctx, tenant, "read ancestors", `WITH RECURSIVE up AS (
 			SELECT s.id, s.parent_id, 0 AS depth FROM sessions s WHERE s.tenant_id = $1 AND s.id = $2 AND s.deleted_at IS NULL
 			UNION ALL
 			SELECT p.id, p.parent_id, u.depth + 1 FROM up u JOIN sessions p ON p.tenant_id = $1 AND p.id = u.parent_id
-			WHERE u.depth < $3)
-		SELECT `+rowColumns+` FROM up u JOIN sessions s ON s.tenant_id = $1 AND s.id = u.id
-		ORDER BY u.depth DESC`, tenant, u, min(valueOr(depth, LineageNodesMax+1), LineageNodesMax+1))
-	if err != nil {
-		return Ancestry{}, ledgerError("read ancestors", err)
-	}
-	list, err := pgx.CollectRows(rows, scanRow)
-	if err != nil {
-		return Ancestry{}, ledgerError("read ancestors", err)
-	}
+			WHERE u.depth < $3), picked AS (SELECT u.id, -u.depth AS place FROM up u)`,
+		LineageNodesMax+1, nil, u, min(valueOr(depth, LineageNodesMax+1), LineageNodesMax+1))
 	switch n := len(list) - 1; {
+	case errors.Is(err, errTooLarge):
+		return Ancestry{}, invalid("depth", "the session has more than %d ancestors, or they have more than %d bytes: ask for fewer levels", LineageNodesMax, TreeBytesMax)
+	case err != nil:
+		return Ancestry{}, err
 	case n < 0:
 		return Ancestry{}, notFound("session", id)
-	case n > LineageNodesMax:
-		return Ancestry{}, invalid("depth", "the session has more than %d ancestors: ask for fewer levels", LineageNodesMax)
+	default:
+		return Ancestry{ID: id, Nodes: list[:n]}, nil
 	}
-	return Ancestry{ID: id, Nodes: m.nodes(list[:len(list)-1])}, nil
 }
 
 // pairCTE walks up from two sessions at once. cut is how much of a walked
@@ -110,7 +105,7 @@ func (m *Manager) Common(ctx context.Context, tenant, id, with string) (Common, 
 	if err != nil {
 		return c, ledgerError("find common ancestor", err)
 	}
-	c.Ancestor = &m.nodes([]row{x})[0]
+	c.Ancestor = new(m.node(&x))
 	return c, nil
 }
 
@@ -121,25 +116,21 @@ func (m *Manager) Path(ctx context.Context, tenant, from, to string) (Path, erro
 		return Path{}, err
 	}
 	p := Path{From: from, To: to, Nodes: []Node{}}
-	rows, err := m.pool.Query(ctx, pairCTE+` SELECT `+rowColumns+`, m.at, m.id
-		FROM meet m JOIN up u ON u.side = 0 AND u.depth <= m.a_depth OR u.side = 1 AND u.depth < m.b_depth
-		JOIN sessions s ON s.tenant_id = $1 AND s.id = u.id
-		ORDER BY u.side, CASE u.side WHEN 0 THEN u.depth ELSE -u.depth END LIMIT $4`, tenant, a, b, LineageNodesMax+1)
-	if err != nil {
-		return p, ledgerError("find path", err)
-	}
 	var meet uuid.UUID
-	list, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (row, error) { return scanRowAnd(r, &p.At, &meet) })
+	list, err := m.nodes(ctx, tenant, "find path", pairCTE+`, picked AS (
+		SELECT u.id, CASE u.side WHEN 0 THEN u.depth - m.a_depth ELSE m.b_depth - u.depth END AS place, m.at, m.id AS meet
+		FROM meet m JOIN up u ON u.side = 0 AND u.depth <= m.a_depth OR u.side = 1 AND u.depth < m.b_depth)`,
+		LineageNodesMax, []any{&p.At, &meet}, a, b)
 	switch {
+	case errors.Is(err, errTooLarge):
+		return p, invalid("to", "more than %d sessions lie between, or more than %d bytes of them", LineageNodesMax, TreeBytesMax)
 	case err != nil:
-		return p, ledgerError("find path", err)
+		return p, err
 	case len(list) == 0:
 		return p, m.bothExist(ctx, tenant, a, b, "to")
-	case len(list) > LineageNodesMax:
-		return p, invalid("to", "more than %d sessions lie between", LineageNodesMax)
 	}
 	turn := sessionID(meet)
-	p.Ancestor, p.Nodes = &turn, m.nodes(list)
+	p.Ancestor, p.Nodes = &turn, list
 	return p, nil
 }
 
@@ -166,15 +157,6 @@ func (m *Manager) bothExist(ctx context.Context, tenant string, a, b uuid.UUID, 
 		return &Error{Code: CodeNotFound, Field: field, Message: fmt.Sprintf("session %q does not exist", sessionID(b))}
 	}
 	return err
-}
-
-// nodes are rows of a tree as clients see them.
-func (m *Manager) nodes(list []row) []Node {
-	out := make([]Node, len(list))
-	for i := range list {
-		out[i] = Node{Session: m.viewRow(&list[i]), Deleted: list[i].deleted != nil}
-	}
-	return out
 }
 
 func valueOr[T any](p *T, otherwise T) T {

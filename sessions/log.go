@@ -9,6 +9,10 @@ const (
 
 	// ReadMax bounds one Read.
 	ReadMax = 1000
+
+	// readBytesMax bounds what one reader of a log takes at once, so that many
+	// slow ones hold little. One event that is larger comes alone.
+	readBytesMax = 64 << 10
 )
 
 // window is the tail of a session's log.
@@ -169,8 +173,30 @@ func (l *Log) Start(ctx context.Context, from, epoch int64) (int64, error) {
 }
 
 // Read returns up to max events from seq from on, from memory or from the
-// ledger; none when from is past the end. CodeGone when they are purged.
+// ledger, fewer where they are large; none when from is past the end. CodeGone
+// when they are purged.
 func (l *Log) Read(ctx context.Context, from int64, max int) ([]Event, error) {
+	events, _, err := l.read(ctx, from, max, readBytesMax)
+	return events, err
+}
+
+// Page is Read for an answer of up to PageBytesMax bytes.
+func (l *Log) Page(ctx context.Context, from int64, max int) ([]Event, error) {
+	events, more, err := l.read(ctx, from, max, readBytesMax)
+	if err != nil || !more {
+		return events, err
+	}
+	events = nil // whoever waits holds nothing
+	if err := l.m.holdAnswer(ctx, l.key.tenant, l.m.answers.page); err != nil {
+		return nil, err
+	}
+	events, _, err = l.read(ctx, from, max, l.m.answers.page)
+	return events, err
+}
+
+// read returns up to max events of at most so many bytes, at least one, and
+// whether the bytes cut them short.
+func (l *Log) read(ctx context.Context, from int64, max int, bytes int64) (events []Event, cut bool, err error) {
 	if max <= 0 || max > ReadMax {
 		max = ReadMax
 	}
@@ -179,29 +205,45 @@ func (l *Log) Read(ctx context.Context, from int64, max int) ([]Event, error) {
 	}
 	s, err := l.m.acquire(ctx, l.key.tenant, l.key.id)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	s.mu.Lock()
 	if err := l.movedLocked(s); err != nil {
 		s.mu.Unlock()
-		return nil, err
+		return nil, false, err
 	}
 	first, visible := s.log.first, s.log.visible
 	if from >= first || from > visible {
 		var out []Event
 		if n := min(int64(max), visible-from+1); n > 0 {
-			out = append(out, s.log.events[from-first:from-first+n]...)
+			there := s.log.events[from-first : from-first+n]
+			fit := fitting(there, bytes)
+			out, cut = append(out, there[:fit]...), fit < len(there)
 		}
 		s.mu.Unlock()
-		return out, nil
+		return out, cut, nil
 	}
 	s.mu.Unlock()
-	return l.older(ctx, from, min(first-1, from+int64(max)-1))
+	to := min(first-1, from+int64(max)-1)
+	events, err = l.older(ctx, from, to, bytes)
+	return events, err == nil && from+int64(len(events)) <= to, err
 }
 
-// older reads the events [from, to] from the ledger.
-func (l *Log) older(ctx context.Context, from, to int64) ([]Event, error) {
-	events, err := selectEvents(ctx, l.m.pool, l.m.tok, l.key.tenant, l.key.id, from, to)
+// fitting is how many of the first events are at most so many bytes, at least
+// one.
+func fitting(events []Event, bytes int64) int {
+	for i := range events {
+		if bytes -= events[i].bytes(); bytes < 0 {
+			return max(i, 1)
+		}
+	}
+	return len(events)
+}
+
+// older reads the events [from, to] from the ledger, or the first of them that
+// are at most so many bytes, at least one.
+func (l *Log) older(ctx context.Context, from, to, bytes int64) ([]Event, error) {
+	events, err := selectEvents(ctx, l.m.pool, l.m.tok, l.key.tenant, l.key.id, from, to, bytes)
 	if err != nil {
 		return nil, err
 	}

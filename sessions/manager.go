@@ -120,6 +120,7 @@ type Manager struct {
 	keyRoom  keyRoom            // for idempotency keys
 	exports  bundleGate         // Exports under way
 	prompts  promptGate         // of large prompts
+	answers  answers            // that are made or sent
 	gaveUp   chan struct{}      // capacity 1; a turn was given up, look whether the ledger has it as running
 	remnants retries[uuid.UUID] // servers with sessions that could not be taken over
 	ailing   retries[liveKey]   // sessions that a keeper failed with
@@ -144,7 +145,7 @@ func Open(ctx context.Context, opts Options) (*Manager, error) {
 		live: map[liveKey]*session{}, calls: map[callKey]chan struct{}{},
 		turns: map[string]int{}, tenants: map[string]tenantCount{}, checking: newGate(), keyRoom: keyRoom{most: IdempotencyKeysMax},
 		imports: bundleGate{what: "import", most: importsMax}, exports: bundleGate{what: "export", most: exportsMax},
-		gaveUp: make(chan struct{}, 1),
+		gaveUp: make(chan struct{}, 1), answers: answers{page: PageBytesMax, tree: TreeBytesMax},
 	}
 	if m.opts.DeltaInterval == 0 {
 		m.opts.DeltaInterval = deltaInterval

@@ -2,6 +2,7 @@ package sessions
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/google/uuid"
@@ -79,23 +80,21 @@ func (m *Manager) List(ctx context.Context, tenant string, f ListFilter) (Sessio
 	if labels == nil {
 		labels = map[string]string{}
 	}
-	rows, err := m.pool.Query(ctx, `SELECT `+rowColumns+` FROM sessions s
+	list, cut, err := pageOf(ctx, m, tenant, m.scanView, (*Session).bytes, func() (pgx.Rows, error) {
+		return m.pool.Query(ctx, `SELECT `+rowColumns+` FROM sessions s
 		WHERE s.tenant_id = $1 AND s.deleted_at IS NULL AND ($2 = '' OR s.state = $2) AND ($3::uuid IS NULL OR s.root_id = $3)
 			AND ($4::uuid IS NULL OR s.parent_id = $4) AND ($5::uuid IS NULL OR s.id < $5) AND ($6::jsonb = '{}' OR s.labels @> $6)
 		ORDER BY s.id DESC LIMIT $7`, tenant, f.State, ids[0], ids[1], ids[2], labels, n)
+	})
 	if err != nil {
 		return SessionPage{}, ledgerError("list sessions", err)
 	}
-	list, err := pgx.CollectRows(rows, scanRow)
-	if err != nil {
-		return SessionPage{}, ledgerError("list sessions", err)
-	}
-	page := SessionPage{Data: []Session{}, HasMore: len(list) == n}
-	for i := range list[:min(len(list), n-1)] {
-		page.Data = append(page.Data, m.viewRow(&list[i]))
+	page := SessionPage{Data: list[:min(len(list), n-1)], HasMore: cut || len(list) == n}
+	if page.Data == nil {
+		page.Data = []Session{}
 	}
 	if page.HasMore {
-		page.Next = &page.Data[n-2].ID
+		page.Next = &page.Data[len(page.Data)-1].ID
 	}
 	return page, nil
 }
@@ -112,33 +111,22 @@ func (m *Manager) Tree(ctx context.Context, tenant, id string, depth *int) (Tree
 	if err != nil {
 		return Tree{}, err
 	}
-	rows, err := m.pool.Query(ctx, `WITH RECURSIVE tree AS (
+	list, err := m.nodes(ctx, tenant, "read tree", `WITH RECURSIVE tree AS (
 			SELECT s.tenant_id, s.id, 0 AS depth FROM sessions s WHERE s.tenant_id = $1 AND s.id = $2 AND s.deleted_at IS NULL
 			UNION ALL
 			SELECT c.tenant_id, c.id, t.depth + 1
 			FROM tree t JOIN sessions c ON c.tenant_id = t.tenant_id AND c.parent_id = t.id
-			WHERE $3::int IS NULL OR t.depth < $3)
-		SELECT `+rowColumns+` FROM tree t JOIN sessions s ON s.tenant_id = t.tenant_id AND s.id = t.id
-		ORDER BY t.depth, s.id LIMIT $4`, tenant, u, depth, TreeNodesMax+1)
-	if err != nil {
-		return Tree{}, ledgerError("read tree", err)
-	}
-	list, err := pgx.CollectRows(rows, scanRow)
-	if err != nil {
-		return Tree{}, ledgerError("read tree", err)
-	}
+			WHERE $3::int IS NULL OR t.depth < $3), picked AS (SELECT t.id, row_number() OVER (ORDER BY t.depth, t.id) AS place FROM tree t)`,
+		TreeNodesMax, nil, u, depth)
 	switch {
+	case errors.Is(err, errTooLarge):
+		return Tree{}, invalid("depth", "the tree has more than %d nodes, or %d bytes: ask for fewer levels, or list its sessions by root", TreeNodesMax, TreeBytesMax)
+	case err != nil:
+		return Tree{}, err
 	case len(list) == 0:
 		return Tree{}, notFound("session", id)
-	case len(list) > TreeNodesMax:
-		return Tree{}, invalid("depth", "the tree has more than %d nodes: ask for fewer levels", TreeNodesMax)
 	}
-	t := Tree{Root: id, Nodes: make([]Node, len(list))}
-	for i := range list {
-		x := &list[i]
-		t.Nodes[i] = Node{Session: m.viewRow(x), Deleted: x.deleted != nil}
-	}
-	return t, nil
+	return Tree{Root: id, Nodes: list}, nil
 }
 
 // Tokens returns [from, to) of the line; nil means its start and its end.
@@ -166,6 +154,9 @@ func (m *Manager) Tokens(ctx context.Context, tenant, id string, from, to *int) 
 		return TokenRange{}, invalid("to", "the session's line has %d tokens", x.length)
 	case a < 0 || a > b:
 		return TokenRange{}, invalid("from", "must be between 0 and %d", b)
+	}
+	if err := m.holdAnswer(ctx, tenant, int64(b-a)*tokenBytes); err != nil {
+		return TokenRange{}, err
 	}
 	ids, err := m.readLine(ctx, tenant, u, a, b)
 	if err != nil {
@@ -221,6 +212,15 @@ func (m *Manager) Turn(ctx context.Context, tenant, id, turn string) (Turn, erro
 	x, err := selectTurn(ctx, m.pool, tenant, u, s.length, tu)
 	if err != nil {
 		return Turn{}, err
+	}
+	if n := x.bytes() + int64(x.to-x.promptTo)*tokenBytes; n > answerFree {
+		x = turnRow{} // whoever waits holds nothing
+		if err := m.holdAnswer(ctx, tenant, n); err != nil {
+			return Turn{}, err
+		}
+		if x, err = selectTurn(ctx, m.pool, tenant, u, s.length, tu); err != nil {
+			return Turn{}, err
+		}
 	}
 	t, ids, err := m.readTurn(ctx, u, &x)
 	t.Tokens = ids
@@ -280,12 +280,26 @@ func (m *Manager) Turns(ctx context.Context, tenant, id string, f TurnFilter) (T
 	if err := m.canRead(&s); err != nil {
 		return TurnPage{}, err
 	}
-	list, err := selectTurns(ctx, m.pool, tenant, u, s.length, after, n)
-	if err != nil {
-		return TurnPage{}, err
+	all := 0
+	list, _, err := pageOf(ctx, m, tenant, func(r pgx.CollectableRow) (turnRow, error) { return scanTurn(r, &all) },
+		func(x *turnRow) int64 {
+			if x.textFromTokens() {
+				return x.bytes() + int64(x.to-x.promptTo)*tokenTextBytes
+			}
+			return x.bytes()
+		},
+		func() (pgx.Rows, error) {
+			return m.pool.Query(ctx, turnsSQL, tenant, u, s.length, after, n, m.answers.page)
+		})
+	if err == nil && len(list) == 0 { // has it none, or is it gone?
+		_, err = selectRow(ctx, m.pool, tenant, u)
 	}
-	page := TurnPage{Data: []Turn{}, HasMore: len(list) == n}
-	for i := range list[:min(len(list), n-1)] {
+	if err != nil {
+		return TurnPage{}, ledgerError("read turns", err)
+	}
+	page := TurnPage{Data: []Turn{}}
+	total := int64(0)
+	for i := range list {
 		x := &list[i]
 		var t Turn
 		if x.textFromTokens() {
@@ -296,10 +310,18 @@ func (m *Manager) Turns(ctx context.Context, tenant, id string, f TurnFilter) (T
 		if err != nil {
 			return TurnPage{}, err
 		}
+		total += x.bytes()
+		if x.text != t.Text {
+			total += jsonBytes(t.Text) - jsonBytes(x.text)
+		}
+		if total > m.answers.page && i > 0 {
+			break
+		}
 		page.Data = append(page.Data, t)
+		*x = turnRow{} // its logprobs would be there twice
 	}
-	if page.HasMore {
-		page.Next = &page.Data[n-2].ID
+	if page.HasMore = len(page.Data) < all; page.HasMore {
+		page.Next = &page.Data[len(page.Data)-1].ID
 	}
 	return page, nil
 }

@@ -25,6 +25,8 @@ type Stats struct {
 	LedgerConns    int
 	LedgerDown     time.Duration // 0: it answers
 	WatchedEvents  int64
+	AnswerBytes    int64 // of large answers that are made or sent
+	AnswersWaiting int   // for room for theirs
 	ServerID       string
 	LedgerConnsMax int
 }
@@ -73,5 +75,8 @@ func (m *Manager) Stats() Stats {
 	m.hub.mu.Lock()
 	st.WatchedEvents = m.hub.published
 	m.hub.mu.Unlock()
+	m.answers.mu.Lock()
+	st.AnswerBytes, st.AnswersWaiting = m.answers.all, m.answers.waiting
+	m.answers.mu.Unlock()
 	return st
 }

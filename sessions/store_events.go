@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"sort"
 	"time"
 
@@ -13,10 +14,11 @@ import (
 	"rocket/engine/tokenizer"
 )
 
-// selectEvents reads the events [from, to] of a session's log. Deltas are
-// rebuilt from the runs of tokens; the text of one depends on the tokens of
-// its turn before it, so a turn's runs are read from its start.
-func selectEvents(ctx context.Context, q querier, tok *tokenizer.Tokenizer, tenant string, id uuid.UUID, from, to int64) ([]Event, error) {
+// selectEvents reads the events [from, to] of a session's log, or the first of
+// them that are at most so many bytes, at least one. Deltas are rebuilt from the
+// runs of tokens; the text of one depends on the tokens of its turn before it,
+// so a turn's runs are read from its start.
+func selectEvents(ctx context.Context, q querier, tok *tokenizer.Tokenizer, tenant string, id uuid.UUID, from, to, bytes int64) ([]Event, error) {
 	if from > to {
 		return nil, nil
 	}
@@ -24,15 +26,20 @@ func selectEvents(ctx context.Context, q querier, tok *tokenizer.Tokenizer, tena
 	if err != nil {
 		return nil, err
 	}
-	if int64(len(events)) == to-from+1 {
-		return events, nil
+	if int64(len(events)) < to-from+1 {
+		deltas, cut, err := selectDeltas(ctx, q, tok, tenant, id, from, to, bytes)
+		if err != nil {
+			return nil, err
+		}
+		if cut != 0 { // what lies behind is for the next read
+			events = slices.DeleteFunc(events, func(e Event) bool { return e.Seq >= cut })
+		}
+		events = append(events, deltas...)
+		sort.Slice(events, func(i, j int) bool { return events[i].Seq < events[j].Seq })
 	}
-	deltas, err := selectDeltas(ctx, q, tok, tenant, id, from, to)
-	if err != nil {
-		return nil, err
+	if n := fitting(events, bytes); n < len(events) {
+		return slices.Clone(events[:n]), nil
 	}
-	events = append(events, deltas...)
-	sort.Slice(events, func(i, j int) bool { return events[i].Seq < events[j].Seq })
 	return events, nil
 }
 
@@ -58,7 +65,9 @@ func selectStoredEvents(ctx context.Context, q querier, tenant string, id uuid.U
 	return events, ledgerError("read events", err)
 }
 
-func selectDeltas(ctx context.Context, q querier, tok *tokenizer.Tokenizer, tenant string, id uuid.UUID, from, to int64) ([]Event, error) {
+// selectDeltas reads the deltas [from, to], up to the one with which they are
+// more than so many bytes; that one is the last, and cut the seq behind it.
+func selectDeltas(ctx context.Context, q querier, tok *tokenizer.Tokenizer, tenant string, id uuid.UUID, from, to, bytes int64) (events []Event, cut int64, err error) {
 	rows, err := q.Query(ctx, `
 		SELECT r.turn_id, t.request->'stop', r.ids, r.first_seq, r.cuts, r.at_ms, r.base_time, r.epoch
 		FROM token_runs r JOIN turns t ON t.tenant_id = r.tenant_id AND t.id = r.turn_id
@@ -68,38 +77,43 @@ func selectDeltas(ctx context.Context, q querier, tok *tokenizer.Tokenizer, tena
 					AND h.first_seq <= $4 AND h.first_seq + cardinality(h.cuts) > $3)
 		ORDER BY r.tok_from`, tenant, id, from, to)
 	if err != nil {
-		return nil, ledgerError("read deltas", err)
+		return nil, 0, ledgerError("read deltas", err)
 	}
-	var events []Event
 	var turn, current uuid.UUID
 	var stop []byte
 	var r run
-	var cut *cutter
+	var texts *cutter
 	_, err = pgx.ForEachRow(rows, []any{&turn, &stop, &r.ids, &r.firstSeq, &r.cuts, &r.atMS, &r.base, &r.epoch}, func() error {
-		if cut == nil || turn != current {
+		if cut != 0 { // what is left of the rows is let go of
+			return nil
+		}
+		if texts == nil || turn != current {
 			var stops []string
 			if len(stop) > 0 {
 				if err := json.Unmarshal(stop, &stops); err != nil {
 					return fmt.Errorf("read stop strings: %w", err)
 				}
 			}
-			cut, current = newCutter(tok, stops), turn
+			texts, current = newCutter(tok, stops), turn
 		}
 		ids := r.ids
 		for i, n := range r.cuts {
 			part := ids[:n]
 			ids = ids[n:]
-			text := cut.push(part)
+			text := texts.push(part)
 			seq := r.firstSeq + int64(i)
-			if seq < from || seq > to {
+			if cut != 0 || seq < from || seq > to {
 				continue
 			}
 			at := r.base.Add(time.Duration(r.atMS[i]) * time.Millisecond).UTC()
 			events = append(events, deltaEvent(seq, r.epoch, sessionID(id), turnID(turn), at, text, part))
+			if bytes -= events[len(events)-1].bytes(); bytes < 0 {
+				cut = seq + 1
+			}
 		}
 		return nil
 	})
-	return events, ledgerError("read deltas", err)
+	return events, cut, ledgerError("read deltas", err)
 }
 
 func deltaEvent(seq, epoch int64, session, turn string, at time.Time, text string, ids []int32) Event {

@@ -25,8 +25,8 @@ func (l *Log) Tail(from int64, wake func()) *Tail {
 	return &Tail{log: l, next: max(from, 1), wake: wake, spot: -1}
 }
 
-// Next returns up to most events and moves on behind them, and the seq of the
-// newest event there is. The events are shared: nobody may change them.
+// Next returns up to most events, fewer where they are large, and moves on
+// behind them, and the seq of the newest event there is. The events are shared: nobody may change them.
 //
 // If it returns all there is, wake is called once when there is more or when
 // Next has an error to tell: CodeNotFound after the session was deleted,
@@ -47,7 +47,7 @@ func (t *Tail) Next(ctx context.Context, limit time.Duration, most int) (events 
 		s.mu.Unlock()
 		limited, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
-		if events, err = t.log.older(limited, t.next, to); err != nil {
+		if events, err = t.log.older(limited, t.next, to, readBytesMax); err != nil {
 			return nil, 0, err
 		}
 		if t.next += int64(len(events)); t.next <= last {
@@ -67,6 +67,7 @@ func (t *Tail) Next(ctx context.Context, limit time.Duration, most int) (events 
 	defer s.mu.Unlock()
 	if n := min(int64(most), last-t.next+1); n > 0 {
 		i := t.next - w.first
+		n = int64(fitting(w.events[i:i+n], readBytesMax))
 		events = w.events[i : i+n : i+n] // appending leaves them alone, trimming copies
 		t.next += n
 	}
