@@ -26,6 +26,7 @@ type Session struct {
 	Epoch      int64             `json:"epoch"`
 	TTLSeconds *int              `json:"ttl_seconds"`
 	Pin        bool              `json:"pin"`
+	Elsewhere  bool              `json:"elsewhere,omitempty"` // another server has it; Residency is without what that one has in memory
 	CreatedAt  time.Time         `json:"created_at"`
 	UpdatedAt  time.Time         `json:"updated_at"`
 	ExpiresAt  *time.Time        `json:"expires_at"`

@@ -83,7 +83,7 @@ func TestBadInput(t *testing.T) {
 		{"unknown role", "POST", session(open.ID, "/turns"), `{"messages":[{"role":"wizard","content":"x"}]}`, 422, "invalid", "messages[0].role"},
 		{"unknown model", "POST", pathSessions, `{"model":"gpt-none"}`, 422, "invalid", "model"},
 		{"unknown tier", "POST", session(open.ID, "/detach"), `{"tier":"moon"}`, 422, "invalid", "tier"},
-		{"tier that is not there yet", "POST", session(open.ID, "/detach"), `{"tier":"disk"}`, 422, "invalid", "tier"},
+		{"tier that this server does not have", "POST", session(open.ID, "/detach"), `{"tier":"disk"}`, 422, "invalid", "tier"},
 		{"state that is none", "GET", pathSessions + "?state=asleep", "", 422, "invalid", "state"},
 		{"label without a value", "GET", pathSessions + "?label=x", "", 422, "invalid", "label"},
 		{"after that is no id", "GET", pathSessions + "?after=x", "", 422, "invalid", "after"},

@@ -217,9 +217,9 @@ func TestWireTypes(t *testing.T) {
 	w := start(t, worldOptions{})
 	doc := openapi(t, w.server)
 	for name, v := range map[string]any{
-		"Session": client.Session{}, "Turn": client.Turn{Tokens: []int32{1}, Logprobs: []client.TokenProbs{{}}, Error: &client.TurnError{}, Inherited: true},
+		"Session": client.Session{Elsewhere: true}, "Turn": client.Turn{Tokens: []int32{1}, Logprobs: []client.TokenProbs{{}}, Error: &client.TurnError{}, Inherited: true},
 		"ForkResult": client.ForkResult{}, "Usage": client.Usage{ColdReason: "x", ColdAt: new(int)}, "EventPage": client.EventPage{}, "Version": client.Version{Commit: "x", Time: "x", Dirty: true},
-		"TokenRange": client.TokenRange{Pieces: []string{""}}, "Residency": client.Residency{}, "Ancestry": client.Ancestry{}, "Common": client.Common{}, "Path": client.Path{}, "ImportResult": client.ImportResult{}, "Server": client.Server{Address: "x"}, "ServerList": client.ServerList{}, "ReleaseRequest": client.ReleaseRequest{Subtree: true, Cancel: true, Check: true}, "ReleaseResult": client.ReleaseResult{}, "Restored": client.Restored{}, "ResumeResult": client.ResumeResult{},
+		"TokenRange": client.TokenRange{Pieces: []string{""}}, "Residency": client.Residency{}, "Ancestry": client.Ancestry{}, "Common": client.Common{}, "Path": client.Path{}, "ImportResult": client.ImportResult{}, "Server": client.Server{Address: "x"}, "ServerList": client.ServerList{}, "ReleaseRequest": client.ReleaseRequest{Subtree: true, Cancel: true, Check: true}, "ReleaseResult": client.ReleaseResult{}, "Restored": client.Restored{}, "ResumeResult": client.ResumeResult{Session: client.Session{Elsewhere: true}},
 		"CreateRequest": client.CreateRequest{Model: "x", Title: "x", Labels: map[string]string{"a": "b"}, Messages: []client.Message{{}}, Input: new(string), TTLSeconds: new(int), Pin: true},
 		"PatchRequest":  client.PatchRequest{Title: new(string), Labels: &map[string]string{}, TTLSeconds: new(int), Pin: new(bool)},
 		"ForkRequest":   client.ForkRequest{At: new(int), N: new(int), Children: []client.ForkChild{{}}, Title: new(string), Labels: map[string]string{"a": "b"}},

@@ -23,7 +23,8 @@ func (m *Manager) Get(ctx context.Context, tenant, id string) (Session, error) {
 }
 
 // viewRow adds to a row of the ledger what only memory knows: where the bytes
-// of a session on the device are.
+// of a session on the device are. Of one that another server has only that one
+// knows, and a list does not ask each of them: the view says so.
 func (m *Manager) viewRow(x *row) Session {
 	m.mu.Lock()
 	s := m.live[liveKey{x.tenant, x.id}]
@@ -37,7 +38,9 @@ func (m *Manager) viewRow(x *row) Session {
 		default:
 		}
 	}
-	return x.session()
+	v := x.session()
+	v.Elsewhere = x.owner != nil && *x.owner != m.me
+	return v
 }
 
 // limit checks a page's size and adds one row, by which more is known.

@@ -52,6 +52,7 @@ type Session struct {
 	Epoch      int64             `json:"epoch"`
 	TTLSeconds *int              `json:"ttl_seconds"` // idle seconds until the session closes; null: never
 	Pin        bool              `json:"pin"`
+	Elsewhere  bool              `json:"elsewhere,omitempty"` // another server has it; Residency is what the ledger knows of that one
 	CreatedAt  time.Time         `json:"created_at"`
 	UpdatedAt  time.Time         `json:"updated_at"`
 	ExpiresAt  *time.Time        `json:"expires_at"`
