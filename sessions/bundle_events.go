@@ -285,11 +285,21 @@ func (b *bundleReader) turnOver(e *bundleEvent, t *bundleTurnRef, d *EventData, 
 	case d.LastSeq != nil && *d.LastSeq != e.Seq-1:
 		return b.bad("data.last_seq: %d, the event before is %d", *d.LastSeq, e.Seq-1)
 	}
-	if err := b.usage("data.usage", d.Usage); err != nil {
-		return err
+	var sums [2]uint64
+	for i, part := range []struct {
+		there bool
+		v     any
+	}{{d.Usage != nil, d.Usage}, {d.Error != nil, d.Error}} {
+		if part.there {
+			data, err := json.Marshal(part.v)
+			if err != nil {
+				return b.bad("data: %v", err)
+			}
+			sums[i] = b.sumOfJSON(data)
+		}
 	}
-	if err := b.problem("data.error", d.Error, t.state); err != nil {
-		return err
+	if sums != [2]uint64{t.usage, t.problem} {
+		return b.bad("data.usage, data.error: not those of the turn of line %d", t.line)
 	}
 	t.ended = true
 	b.at.open = nil

@@ -24,8 +24,8 @@ type bundleTurnRef struct {
 
 	stops []string
 	// Sums of what runs must agree with, 0 for what is not there: the text, the
-	// prompt, the tokens that the log probabilities are of.
-	text, prompt, probs uint64
+	// prompt, the tokens that the log probabilities are of; and events: usage, error.
+	text, prompt, probs, usage, problem uint64
 
 	whole bool   // its runs were there
 	rest  string // text that the last token held back, known by then
@@ -196,6 +196,7 @@ func (b *bundleReader) turnParts(t *bundleTurn, ref *bundleTurnRef) error {
 	if err := b.problem("error", problem, t.State); err != nil {
 		return err
 	}
+	ref.usage, ref.problem = b.sumOfJSON(t.Usage), b.sumOfJSON(t.Error)
 	if t.Logprobs == nil {
 		return nil
 	}
@@ -287,6 +288,14 @@ func (b *bundleReader) problem(name string, e *TurnError, state TurnState) error
 		return b.bad("%s: has more than %d bytes of code or %d of message", name, turnErrorCodeBytesMax, turnErrorBytesMax)
 	}
 	return nil
+}
+
+// sumOfJSON is a sum of what typed has written, 0 for null.
+func (b *bundleReader) sumOfJSON(data []byte) uint64 {
+	if data == nil {
+		return 0
+	}
+	return maphash.Bytes(b.seed, data) | 1
 }
 
 // sumOf is a sum of tokens, never 0.

@@ -16,6 +16,10 @@ import (
 // importTimeMax bounds one import, whose transaction is open for as long.
 const importTimeMax = 10 * time.Minute
 
+// importLockMax bounds the wait for another import that is about to write the
+// same ids, which is at its client's pace: longer ones end with CodeOverloaded.
+const importLockMax = 10 * time.Second
+
 // ImportResult is what an import made, after its commit.
 type ImportResult struct {
 	Session  Session `json:"session"`  // what was exported; its ancestors are above it, as deleted ones
@@ -67,6 +71,7 @@ func (m *Manager) Import(ctx context.Context, call Call, r io.Reader) (ImportRes
 		began := time.Now()
 		err, _ := m.transact(ctx, func(w *work) {
 			w.queue(waitForClient)
+			w.queue(fmt.Sprintf("SET LOCAL lock_timeout = %d", importLockMax.Milliseconds()))
 			w.readNow()
 		}, func(w *work) error { return i.write(ctx, w, save) })
 		if i.failed != nil { // the ledger only knows that the rows ended
@@ -158,7 +163,7 @@ func (s *bundleRows) Err() error             { return s.i.failed }
 
 // place writes the sessions. They are in memory: when another import has taken
 // their ids since they were looked for, they are written with new ones. Ids that
-// another transaction is about to write are waited for.
+// another transaction is about to write are waited for, for importLockMax.
 func (i *importing) place(ctx context.Context, w *work) error {
 	if _, err := w.conn.Exec(ctx, "SAVEPOINT place"); err != nil {
 		return err
@@ -258,6 +263,8 @@ func (i *importing) refused(err error) error {
 	}
 	why := e.ConstraintName
 	switch {
+	case e.Code == "55P03":
+		return &Error{Code: CodeOverloaded, Message: "another import of the same sessions is under way, try again", cause: err}
 	case e.ConstraintName == "turns_pkey":
 		why = "ids of turns that other sessions have here"
 	case e.Code[:2] == "22", e.Code[:2] == "23", e.Code[:2] == "54": // data, constraints, what is too large or too deep

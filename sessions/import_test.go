@@ -240,10 +240,13 @@ func TestUpgradeBoundsEpochs(t *testing.T) {
 	if taken, err := again.takeOver(t.Context(), dead, false); err != nil || !taken {
 		t.Fatalf("taken over: %v, %v", taken, err)
 	}
-	if got := again.get(s.ID).Epoch; got != 1<<48+1 {
+	if got := again.get(s.ID).Epoch; got != 1<<40+1 {
 		t.Errorf("epoch %d", got)
 	}
 	again.turn(s.ID, "c", 3)
+	if !again.reads("the export", again.export(s.ID)) {
+		t.Error("what was upgraded cannot be imported")
+	}
 	if err := again.Check(t.Context(), DefaultTenant); err != nil {
 		t.Error(err)
 	}

@@ -36,7 +36,8 @@ type sim struct {
 }
 
 // Random operations on a tree of sessions, the server restarted in between;
-// every line, state and count must be what a list of tokens would give.
+// every line, state and count must be what a list of tokens would give, and an
+// import takes all exports.
 func TestSimulation(t *testing.T) {
 	seed := *simSeed
 	if seed == 0 {
@@ -50,6 +51,9 @@ func TestSimulation(t *testing.T) {
 		if t.Failed() {
 			return
 		}
+	}
+	for id := range m.all {
+		m.reads("the export of "+id, m.export(id))
 	}
 }
 
