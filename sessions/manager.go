@@ -123,6 +123,7 @@ type Manager struct {
 	answers  answers            // that are made or sent
 	gaveUp   chan struct{}      // capacity 1; a turn was given up, look whether the ledger has it as running
 	remnants retries[uuid.UUID] // servers with sessions that could not be taken over
+	untaken  retries[liveKey]   // those sessions
 	ailing   retries[liveKey]   // sessions that a keeper failed with
 
 	mu      sync.Mutex

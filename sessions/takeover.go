@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -18,6 +19,10 @@ const (
 	// which is left: a second try waits takeLockAgain.
 	takeLockWait  = stalledTxMax + stalledTxMax/5
 	takeLockAgain = 100 * time.Millisecond
+
+	// takeMost is how long a takeover looks for the sessions that are to blame.
+	// What it has not come to by then is left as well, and tried by the next.
+	takeMost = takeOverTimeout / 3
 
 	// leftLogged bounds the sessions that one takeover names in the log as left.
 	leftLogged = 20
@@ -43,10 +48,13 @@ var errRowLocked = errors.New("another transaction holds its row")
 // server only slept, it finds itself a remnant, gives up all it had, and goes on
 // with what is still its own.
 type takeover struct {
-	m      *Manager
-	server uuid.UUID
-	ended  []takenTurn
-	left   []leftSession
+	m       *Manager
+	server  uuid.UUID
+	until   time.Time // see takeMost
+	ended   []takenTurn
+	left    []leftSession // to blame
+	resting int           // sessions that were to blame a while ago
+	later   int           // sessions not tried
 }
 
 type leftSession struct {
@@ -62,7 +70,7 @@ type leftSession struct {
 // The server's row is locked first. Its renewal waits for that, finds the row
 // gone, or a remnant, and then knows.
 func (m *Manager) takeOver(ctx context.Context, server uuid.UUID, gone bool) (taken bool, err error) {
-	t := &takeover{m: m, server: server}
+	t := &takeover{m: m, server: server, until: time.Now().Add(takeMost)}
 	err = pgx.BeginFunc(ctx, m.pool, func(tx pgx.Tx) error {
 		var err error
 		if taken, err = isDead(ctx, tx, server, gone); err != nil || !taken {
@@ -108,10 +116,13 @@ func (t *takeover) run(ctx context.Context, tx pgx.Tx) error {
 	if err != nil {
 		return fmt.Errorf("find its sessions: %w", err)
 	}
+	found := len(all)
+	all = slices.DeleteFunc(all, func(k liveKey) bool { return !t.m.untaken.due(k) })
+	t.resting = found - len(all)
 	if err := t.take(ctx, tx, all, true); err != nil {
 		return err
 	}
-	if len(t.left) == 0 {
+	if len(t.left)+t.resting+t.later == 0 {
 		_, err := tx.Exec(ctx, removeServer, t.server)
 		return wrap("remove it", err)
 	}
@@ -130,7 +141,11 @@ func wrap(what string, err error) error {
 // take takes all of some sessions, or, where that fails, those that can be
 // taken, and notes the others. Its errors are about the ledger.
 func (t *takeover) take(ctx context.Context, tx pgx.Tx, keys []liveKey, first bool) error {
-	if len(keys) == 0 {
+	switch {
+	case len(keys) == 0:
+		return nil
+	case !first && time.Now().After(t.until):
+		t.later += len(keys)
 		return nil
 	}
 	var ended []takenTurn
@@ -218,18 +233,25 @@ func (t *takeover) lock(ctx context.Context, tx pgx.Tx, tenants []string, ids []
 
 // report says what was left, and when it is tried again.
 func (t *takeover) report() {
-	if len(t.left) == 0 {
-		t.m.remnants.done(t.server)
-		return
+	m := t.m
+	switch {
+	case t.later > 0: // at once
+		m.remnants.done(t.server)
+		m.log.Warn("a takeover is not finished yet", "server", t.server, "sessions", t.later)
+	case len(t.left)+t.resting > 0:
+		m.remnants.failed(t.server)
+	default:
+		m.remnants.done(t.server)
 	}
-	again := t.m.remnants.failed(t.server)
 	for i, x := range t.left {
-		if i == leftLogged {
-			t.m.log.Error("more sessions cannot be taken over", "server", t.server, "sessions", len(t.left)-leftLogged)
-			break
+		again := m.untaken.failed(x.liveKey)
+		if i < leftLogged {
+			m.log.Error("a session cannot be taken over, calls on it are refused", "session", sessionID(x.id), "server", t.server,
+				"again_in", again.String(), "error", x.err)
 		}
-		t.m.log.Error("a session cannot be taken over, calls on it are refused", "session", sessionID(x.id), "server", t.server,
-			"again_in", again.String(), "error", x.err)
+	}
+	if more := len(t.left) - leftLogged; more > 0 {
+		m.log.Error("more sessions cannot be taken over", "server", t.server, "sessions", more)
 	}
 }
 

@@ -159,6 +159,9 @@ func TestBadSessionsDoNotHoldUpATakeover(t *testing.T) {
 		r.exec(f.repair, must(parseSession(bad[name])))
 	}
 	r.remnants.done(dead) // the keeper would come back by itself
+	for _, id := range bad {
+		r.untaken.done(liveKey{DefaultTenant, must(parseSession(id))})
+	}
 	r.mustTakeStock()
 	if n := r.count(`SELECT count(*) FROM servers WHERE id = $1`, dead); n != 0 {
 		t.Error("the dead server is still there")
@@ -169,6 +172,35 @@ func TestBadSessionsDoNotHoldUpATakeover(t *testing.T) {
 		}
 		r.turn(id, "", 2)
 	}
+}
+
+// A takeover that has no more time to look for who is to blame leaves the rest to
+// the next, which comes at once.
+func TestTakeoverGoesOn(t *testing.T) {
+	r, lines := loggedRig(t, pgtest.New(t), "http://127.0.0.1:1001")
+	dead := r.deadServer()
+	var ids []string
+	for range 4 {
+		ids = append(ids, r.create("package a\n").ID)
+		r.giveTo(dead, ids[len(ids)-1], false)
+	}
+	f := badSessions["epoch"]
+	r.exec(f.spoil, must(parseSession(ids[0])))
+	late := &takeover{m: r.Manager, server: dead}
+	if err := pgx.BeginFunc(t.Context(), r.pool, func(tx pgx.Tx) error { return late.run(t.Context(), tx) }); err != nil {
+		t.Fatal(err)
+	}
+	late.report()
+	if late.later != 4 || !r.remnants.due(dead) || lines.count("not finished") != 1 {
+		t.Errorf("%d are left for later", late.later)
+	}
+	r.mustTakeStock()
+	for i, id := range ids {
+		if got := r.get(id); got.Epoch == 2 != (i > 0) {
+			t.Errorf("session %d: %+v", i, got)
+		}
+	}
+	r.exec(f.repair, must(parseSession(ids[0])))
 }
 
 // holdRow locks a session's row until it is told to let go.

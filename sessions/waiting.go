@@ -145,7 +145,9 @@ func (o *operation) interruptOrphan(ctx context.Context, turn uuid.UUID) error {
 	if isUnavailable(err) { // it may have happened: once that is known, who asks for the session reads its row
 		o.handed = true
 		s.settling(func() {
-			s.settle(x.epoch, x.rev+1)
+			if s.settle(x.epoch+1, x.rev+1) && ended.tenant != "" {
+				s.m.hub.publish(ended.tenant, sessionID(ended.root), ended.event)
+			}
 			s.m.forget(s)
 		})
 	}
