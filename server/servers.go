@@ -97,13 +97,18 @@ func (s *Server) prune(ctx context.Context, c sessions.Call, id string) error {
 		}
 		if asked = s.askAll(ctx, owners, id); asked != nil {
 			s.log.Debug("another server does not release a subtree", "session", id, "err", asked)
+			continue
 		}
+		ctx = context.WithoutCancel(ctx) // turns were cancelled: a client that leaves does not leave it at that
 	}
 }
 
 // askAll has all other servers give up what they have of a subtree, or none.
 func (s *Server) askAll(ctx context.Context, owners []sessions.SubtreeOwner, id string) error {
 	for _, check := range []bool{true, false} {
+		if !check {
+			ctx = context.WithoutCancel(ctx)
+		}
 		asked := map[string]bool{}
 		for _, o := range owners {
 			if asked[o.Server] {

@@ -39,9 +39,10 @@ type holding struct {
 }
 
 // change holds the sessions and commits, again while they change. The caller
-// must defer let.
+// must defer let. A client that leaves does not end it in the middle, when turns
+// were cancelled and nothing is committed yet.
 func (h *holding) change(ctx context.Context, commit func(ctx context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, opTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), opTimeout)
 	defer cancel()
 	var err error
 	for range changedTries {
