@@ -165,9 +165,12 @@ func jsonBytes(s string) int64 {
 	return int64(n)
 }
 
+// sessionBytes is about what a session without title and labels takes as JSON.
+const sessionBytes = 700
+
 // bytes is about what a session takes, in memory and as JSON.
 func (s *Session) bytes() int64 {
-	n := 700 + jsonBytes(s.Title)
+	n := sessionBytes + jsonBytes(s.Title)
 	for k, v := range s.Labels {
 		n += jsonBytes(k) + jsonBytes(v) + 32
 	}
@@ -200,37 +203,53 @@ var errTooLarge = errors.New("the answer is too large")
 
 // nodes reads the sessions that the table picked of a WITH clause names, in the
 // order of its column place, and more, its further columns. There are most of
-// them at most, of TreeBytesMax bytes.
+// them at most, of about TreeBytesMax bytes. Large ones are read when there is
+// room for them: their size is asked for first, with those that need none.
 func (m *Manager) nodes(ctx context.Context, tenant, what, with string, most int, more []any, args ...any) ([]Node, error) {
-	columns := ""
+	columns := "k.bytes"
 	if more != nil {
-		columns = ", k.at, k.meet"
+		columns += ", k.at, k.meet"
 	}
 	n := len(args) + 1
 	sql := fmt.Sprintf(`%s, sized AS (
-			SELECT k.*, sum(octet_length(s.title) + CASE WHEN pg_column_size(s.labels) < 64 THEN 0 ELSE octet_length(s.labels::text) END)
-				OVER (ORDER BY k.place ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
-			FROM picked k JOIN sessions s ON s.tenant_id = $1 AND s.id = k.id)
-		SELECT %s%s FROM sized k JOIN sessions s ON s.tenant_id = $1 AND s.id = k.id
-		WHERE coalesce(k.before, 0) <= $%d ORDER BY k.place LIMIT $%d`, with, rowColumns, columns, n+1, n+2)
-	args = append([]any{tenant}, append(args, m.answers.tree, most+1)...)
-	list, cut, err := readHeld(ctx, m, tenant, m.answers.tree,
-		func(r pgx.CollectableRow) (Node, error) {
-			x, err := scanRowAnd(r, more...)
+			SELECT k.*, %d + octet_length(s.title) + CASE WHEN pg_column_size(s.labels) < 64 THEN 64 ELSE octet_length(s.labels::text) END AS own
+			FROM picked k JOIN sessions s ON s.tenant_id = $1 AND s.id = k.id LIMIT $%d
+		), summed AS (
+			SELECT k.*, (sum(k.own) OVER ())::bigint AS bytes, sum(k.own) OVER (ORDER BY k.place) - k.own AS before FROM sized k)
+		SELECT %s, %s FROM summed k JOIN sessions s ON s.tenant_id = $1 AND s.id = k.id
+		WHERE k.before <= $%d ORDER BY k.place`, with, sessionBytes, n+1, rowColumns, columns, n+2)
+	args = append([]any{tenant}, append(args, most+1)...)
+	var bytes int64
+	scanned := append([]any{&bytes}, more...)
+	read := func(upTo int64) ([]Node, error) {
+		rows, err := m.pool.Query(ctx, sql, append(args, upTo)...)
+		if err != nil {
+			return nil, ledgerError(what, err)
+		}
+		list, err := pgx.CollectRows(rows, func(r pgx.CollectableRow) (Node, error) {
+			x, err := scanRowAnd(r, scanned...)
 			if err != nil {
 				return Node{}, err
 			}
 			return m.node(&x), nil
-		},
-		func(x *Node) int64 { return x.bytes() },
-		func() (pgx.Rows, error) { return m.pool.Query(ctx, sql, args...) })
-	switch {
-	case err != nil:
-		return nil, ledgerError(what, err)
-	case cut || len(list) > most:
+		})
+		return list, ledgerError(what, err)
+	}
+	list, err := read(answerFree)
+	if err == nil && bytes > answerFree {
+		if bytes > m.answers.tree {
+			return nil, errTooLarge
+		}
+		list = nil // whoever waits holds nothing
+		if err := m.holdAnswer(ctx, tenant, bytes); err != nil {
+			return nil, err
+		}
+		list, err = read(m.answers.tree)
+	}
+	if err == nil && (len(list) > most || bytes > m.answers.tree) {
 		return nil, errTooLarge
 	}
-	return list, nil
+	return list, err
 }
 
 // readHeld reads rows of at most most bytes, at least one.
