@@ -76,50 +76,9 @@ func (r *rig) works(name string, data []byte) {
 	top := got.Session.ID
 	tree, err := r.Tree(ctx, DefaultTenant, top, nil)
 	failed("tree", err)
-	look := func(n Node) {
-		_, err := r.Get(ctx, DefaultTenant, n.ID)
-		failed("get", err)
-		_, err = r.Tokens(ctx, DefaultTenant, n.ID, nil, nil)
-		failed("tokens", err)
-		page, err := r.Turns(ctx, DefaultTenant, n.ID, TurnFilter{})
-		failed("turns", err)
-		for _, t := range page.Data {
-			t, err = r.Turn(ctx, DefaultTenant, n.ID, t.ID)
-			failed("turn", err)
-			_, err = json.Marshal(t)
-			failed("encode turn", err)
-		}
-		log, err := r.Log(ctx, DefaultTenant, n.ID)
-		failed("log", err)
-		if err != nil {
-			return
-		}
-		_, last, err := log.Last(ctx)
-		failed("end of log", err)
-		for next := n.LastSeq - last + 1; next <= last; { // an imported log may begin anywhere
-			next, err = log.Start(ctx, max(next, 1), 0)
-			if e, ok := err.(*Error); ok && e.Code == CodeGone {
-				next = e.FirstSeq
-				continue
-			}
-			events, err := log.Read(ctx, next, 100)
-			failed("events", err)
-			if len(events) == 0 {
-				break
-			}
-			_, err = json.Marshal(events)
-			failed("encode events", err)
-			for _, e := range events {
-				if e.LastSeq != nil && *e.LastSeq != e.Seq-1 {
-					r.t.Errorf("%s: event %d says that those behind %d never happened", name, e.Seq, *e.LastSeq)
-				}
-			}
-			next = events[len(events)-1].Seq + 1
-		}
-	}
 	alive := slices.DeleteFunc(tree.Nodes, func(n Node) bool { return n.Deleted })
 	for _, n := range alive {
-		look(n)
+		r.look(name, n.ID)
 	}
 	var again bytes.Buffer
 	failed("export", r.Export(ctx, DefaultTenant, top, &again))
@@ -133,7 +92,7 @@ func (r *rig) works(name string, data []byte) {
 		r.t.Errorf("%s: not taken over", name)
 	}
 	for _, n := range alive {
-		look(n)
+		r.look(name, n.ID)
 		s := r.get(n.ID)
 		if s.Epoch <= n.Epoch {
 			r.t.Errorf("%s: epoch %d after a takeover, %d before", name, s.Epoch, n.Epoch)
@@ -146,6 +105,56 @@ func (r *rig) works(name string, data []byte) {
 	}
 	failed("check", r.Check(ctx, DefaultTenant))
 	failed("prune", r.Prune(ctx, local, top))
+}
+
+// look reads all that there is of a session.
+func (r *rig) look(name, id string) {
+	r.t.Helper()
+	ctx := r.t.Context()
+	failed := func(what string, err error) {
+		if err != nil {
+			r.t.Errorf("%s: %s: %v", name, what, err)
+		}
+	}
+	_, err := r.Get(ctx, DefaultTenant, id)
+	failed("get", err)
+	_, err = r.Tokens(ctx, DefaultTenant, id, nil, nil)
+	failed("tokens", err)
+	page, err := r.Turns(ctx, DefaultTenant, id, TurnFilter{})
+	failed("turns", err)
+	for _, t := range page.Data {
+		t, err = r.Turn(ctx, DefaultTenant, id, t.ID)
+		failed("turn", err)
+		_, err = json.Marshal(t)
+		failed("encode turn", err)
+	}
+	log, err := r.Log(ctx, DefaultTenant, id)
+	if err != nil {
+		failed("log", err)
+		return
+	}
+	next, err := log.Start(ctx, 1, 0)
+	if e, ok := err.(*Error); ok && e.Code == CodeGone {
+		next, err = e.FirstSeq, nil
+	}
+	failed("start of log", err)
+	_, last, err := log.Last(ctx)
+	failed("end of log", err)
+	for err == nil && next <= last {
+		var events []Event
+		if events, err = log.Read(ctx, next, 100); err != nil || len(events) == 0 {
+			r.t.Errorf("%s: %d events from %d of %d: %v", name, len(events), next, last, err)
+			return
+		}
+		_, err = json.Marshal(events)
+		failed("encode events", err)
+		for _, e := range events {
+			if e.LastSeq != nil && *e.LastSeq != e.Seq-1 {
+				r.t.Errorf("%s: event %d says that those behind %d never happened", name, e.Seq, *e.LastSeq)
+			}
+		}
+		next = events[len(events)-1].Seq + 1
+	}
 }
 
 // hostileValues are put in the place of every value of a bundle.
