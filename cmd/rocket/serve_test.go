@@ -182,6 +182,20 @@ func TestSessionCommands(t *testing.T) {
 	if show := do("show", id); !strings.Contains(show, "func main() {") || !strings.Contains(show, "mine") {
 		t.Errorf("show:\n%s", show)
 	}
+	api, err := client.New(s.url, client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer api.Close()
+	const many = 101 // more than a page has
+	for range many {
+		if _, err := api.RunTurn(t.Context(), children[1], client.TurnRequest{MaxTokens: new(1)}, client.CallOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if show := do("show", children[1]); strings.Count(show, "turn_") != many {
+		t.Errorf("%d turns of %d are shown", strings.Count(show, "turn_"), many)
+	}
 	if ls := do("ls", "--label", "team=a"); !strings.Contains(ls, id) {
 		t.Errorf("ls:\n%s", ls)
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -143,7 +144,7 @@ func (s sessionShow) Run(c *console, cmds *commands) error {
 	if err != nil {
 		return err
 	}
-	turns, err := api.Turns(c.ctx, s.ID, 0, "")
+	turns, err := allTurns(c.ctx, api, s.ID)
 	if err != nil {
 		return err
 	}
@@ -152,7 +153,7 @@ func (s sessionShow) Run(c *console, cmds *commands) error {
 		return err
 	}
 	if c.json {
-		return c.print(map[string]any{"session": session, "turns": turns.Data, "text": line.Text})
+		return c.print(map[string]any{"session": session, "turns": turns, "text": line.Text})
 	}
 	c.say("%s  %s  %d tokens  %s", session.ID, session.State, session.Length, session.Title)
 	if session.ParentID != nil {
@@ -160,7 +161,7 @@ func (s sessionShow) Run(c *console, cmds *commands) error {
 	}
 	r := session.Residency
 	c.say("tokens on device %d, host %d, disk %d; %d snapshots", r.Device, r.Host, r.Disk, r.Snapshots)
-	for _, t := range turns.Data {
+	for _, t := range turns {
 		inherited := ""
 		if t.Inherited {
 			inherited = "  inherited"
@@ -169,6 +170,23 @@ func (s sessionShow) Run(c *console, cmds *commands) error {
 	}
 	c.say("\n%s", line.Text)
 	return nil
+}
+
+// allTurns reads a session's turns, page by page, newest first.
+func allTurns(ctx context.Context, api *client.Client, id string) ([]client.Turn, error) {
+	const page = 100
+	turns := []client.Turn{}
+	for after := ""; ; {
+		p, err := api.Turns(ctx, id, page, after)
+		if err != nil {
+			return nil, err
+		}
+		turns = append(turns, p.Data...)
+		if !p.HasMore || p.Next == nil {
+			return turns, nil
+		}
+		after = *p.Next
+	}
 }
 
 type sessionTree struct {
