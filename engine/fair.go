@@ -7,7 +7,8 @@ import (
 
 // A namespace is a tenant here: what one of them floods the engine with must
 // leave the others their share. Three things are shared out: places in the
-// queue, places in the batch, and rows of prefill.
+// queue, places in the batch, and rows of prefill. A place in the batch is not
+// kept to a run's end: that may be an hour away.
 
 // turnsKept is how many namespaces a turns remembers; at one more it forgets
 // all, and a round begins anew.
@@ -58,6 +59,37 @@ func (e *Engine) nextQueued() int {
 		}
 	}
 	return best
+}
+
+// makePlace takes a place in the full batch for a namespace whose run waits,
+// from the namespace that has the most, unless that has only one more. Its
+// youngest run waits in the queue from then on, behind all others, and goes on
+// with the same tokens later: its pages and its state are in the tree.
+func (e *Engine) makePlace(ns string) bool {
+	running := map[string]int{}
+	for _, r := range e.running {
+		running[r.seq.ns]++
+	}
+	var victim *Run
+	for _, r := range e.running {
+		n := running[r.seq.ns]
+		if n < running[ns]+2 || r.seq.moving {
+			continue
+		}
+		if victim == nil || n > running[victim.seq.ns] || n == running[victim.seq.ns] && r.order > victim.order {
+			victim = r
+		}
+	}
+	if victim == nil {
+		return false
+	}
+	if !victim.seq.cold {
+		e.preempt(victim.seq)
+	}
+	e.running = removeRun(e.running, victim)
+	e.queue = append(e.queue, victim)
+	victim.setPhase(Queued)
+	return true
 }
 
 // byPrefill puts what wants to prefill in the order of whose namespace has

@@ -77,6 +77,10 @@ func (e *Engine) loop() {
 	}
 }
 
+// commandsMax is how many commands run between two steps; the others wait for the next, so that calls without end do
+// not keep tokens back.
+const commandsMax = 256
+
 // drain runs the waiting commands; with block it waits for the first. It returns false when the engine closes.
 func (e *Engine) drain(block bool) bool {
 	if block {
@@ -89,7 +93,7 @@ func (e *Engine) drain(block bool) bool {
 			return false
 		}
 	}
-	for {
+	for range commandsMax {
 		select {
 		case cmd := <-e.commands:
 			cmd()
@@ -100,6 +104,7 @@ func (e *Engine) drain(block bool) bool {
 			return true
 		}
 	}
+	return true
 }
 
 // shutdown ends every Run and lets go of every reference.
@@ -128,9 +133,12 @@ func (e *Engine) sweep() {
 
 // admit moves queued runs into the running set while there is a place, by turns of their namespaces.
 func (e *Engine) admit() {
-	for len(e.queue) > 0 && len(e.running) < e.opts.MaxSeqs {
+	for len(e.queue) > 0 {
 		i := e.nextQueued()
 		r := e.queue[i]
+		if len(e.running) >= e.opts.MaxSeqs && !e.makePlace(r.seq.ns) {
+			return
+		}
 		e.queue = slices.Delete(e.queue, i, i+1)
 		e.admitted.took(r.seq.ns)
 		e.order++
@@ -370,6 +378,7 @@ func (e *Engine) finish(r *Run, reason string, err error) {
 	}
 	r.mu.Lock()
 	r.state.Finish, r.state.Err, r.state.Phase = reason, err, Done
+	r.uncharge(s)
 	u := &r.state.Usage
 	u.CompletionTokens = r.produced
 	u.CacheWriteTokens = max(0, s.inserted-max(written, u.CachedTokens))

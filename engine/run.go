@@ -116,7 +116,7 @@ func (r *Run) charge(s *Seq) {
 	r.mu.Lock()
 	u := &r.state.Usage
 	u.BySource = s.source(u.PromptTokens)
-	if u.BySource.Recomputed > 0 && u.BySource.ColdReason == "" && s.consumed > 0 {
+	if u.BySource.Recomputed > 0 && u.BySource.ColdReason == "" {
 		u.BySource.ColdReason, u.BySource.ColdAt = ColdNew, s.consumed // nothing was looked up: the prompt's new part is new
 	}
 	s.fromHost, s.fromDisk, s.coldReason, s.coldAt = 0, 0, "", 0 // reported once
@@ -124,5 +124,22 @@ func (r *Run) charge(s *Seq) {
 	r.mu.Unlock()
 	if !s.fresh {
 		r.e.stats.TokensRecomputed += int64(u.BySource.Recomputed)
+	}
+}
+
+// uncharge takes back what charge counted of a prompt that the run did not come to: it ended before its first token.
+// The caller holds r.mu.
+func (r *Run) uncharge(s *Seq) {
+	if !r.charged || r.produced > 0 || s.cold || s.dead {
+		return
+	}
+	u := &r.state.Usage.BySource
+	rest := min(u.Recomputed, max(0, len(s.line)-1-s.consumed))
+	u.Recomputed -= rest
+	if u.Recomputed == 0 {
+		u.ColdReason, u.ColdAt = "", 0
+	}
+	if !s.fresh {
+		r.e.stats.TokensRecomputed -= int64(rest)
 	}
 }
