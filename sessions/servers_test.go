@@ -243,6 +243,27 @@ func TestReaderHearsOfNewOwner(t *testing.T) {
 	}
 }
 
+// A reader of a session that nobody has learns when another server prunes it.
+func TestReaderHearsOfAPrune(t *testing.T) {
+	a, b := twoServers(t)
+	top := a.create("package a\n")
+	s := a.fork(top.ID, ForkRequest{}).Sessions[0]
+	must(a.Release(t.Context(), local, s.ID, ReleaseRequest{}))
+	l := must(b.Log(t.Context(), DefaultTenant, s.ID))
+	there := make(chan bool)
+	go func() {
+		ok, err := l.Wait(t.Context(), 1<<40)
+		there <- ok || err != nil
+	}()
+	waitFor(t, func() bool { return b.Stats().Readers == 1 })
+	if err := a.Prune(t.Context(), local, top.ID); err != nil {
+		t.Fatal(err)
+	}
+	if <-there {
+		t.Error("it does not learn that the session is gone")
+	}
+}
+
 // Two servers want a session that nobody has: one gets it, the other says so.
 func TestOneOfTwoTakesASession(t *testing.T) {
 	a, b := twoServers(t)
