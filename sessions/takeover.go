@@ -78,6 +78,15 @@ func (m *Manager) takeOver(ctx context.Context, server uuid.UUID, gone bool) (ta
 		}
 		return t.run(ctx, tx)
 	})
+	if isUnavailable(err) && len(t.ended) > 0 { // it may have happened: who watches is told once that is known
+		m.wg.Go(func() {
+			x := t.ended[0]
+			id, _ := parseID(sessionPrefix, x.event.SessionID)
+			if m.newSession(liveKey{x.tenant, id}).settle(x.event.Epoch, 1) {
+				t.tell()
+			}
+		})
+	}
 	if err != nil {
 		return false, ledgerError("take over server "+server.String(), err)
 	}
@@ -85,12 +94,17 @@ func (m *Manager) takeOver(ctx context.Context, server uuid.UUID, gone bool) (ta
 		return false, nil
 	}
 	m.peers.gone(server)
-	for _, x := range t.ended {
-		m.log.Warn("turn interrupted by a crash", "session", x.event.SessionID, "turn", x.event.TurnID)
-		m.hub.publish(x.tenant, sessionID(x.root), x.event)
-	}
+	t.tell()
 	t.report()
 	return true, nil
+}
+
+// tell has those who watch, and the log, know of the turns that were ended.
+func (t *takeover) tell() {
+	for _, x := range t.ended {
+		t.m.log.Warn("turn interrupted by a crash", "session", x.event.SessionID, "turn", x.event.TurnID)
+		t.m.hub.publish(x.tenant, sessionID(x.root), x.event)
+	}
 }
 
 func isDead(ctx context.Context, tx pgx.Tx, server uuid.UUID, gone bool) (bool, error) {

@@ -174,6 +174,31 @@ func TestBadSessionsDoNotHoldUpATakeover(t *testing.T) {
 	}
 }
 
+// A takeover whose commit had no answer is told of like another.
+func TestTakeoverSettledLater(t *testing.T) {
+	l := newLossy(t)
+	s := l.create("package a\n")
+	l.turn(s.ID, "", 4)
+	dead := l.deadServer()
+	l.giveTo(dead, s.ID, true)
+	w := l.Watch(DefaultTenant, WatchOptions{Turns: true})
+	l.exec(`UPDATE servers SET lease_until = now() - interval '1 second' WHERE id = $1`, dead)
+	hit, pass := l.p.Hold(1, "commit")
+	defer pass()
+	_, err := l.Place(t.Context(), DefaultTenant, s.ID)
+	if !done(hit) {
+		t.Fatalf("no commit was lost: %v", err)
+	}
+	pass()
+	events, _, err := w.Next(t.Context())
+	if err != nil || events[0].Type != EventTurnInterrupted {
+		t.Errorf("%+v, %v", events, err)
+	}
+	if got := l.get(s.ID); got.Epoch != 2 || got.State != StateIdle {
+		t.Errorf("%+v", got)
+	}
+}
+
 // A takeover that has no more time to look for who is to blame leaves the rest to
 // the next, which comes at once.
 func TestTakeoverGoesOn(t *testing.T) {
