@@ -112,6 +112,7 @@ func (m *Manager) createRoot(ctx context.Context, x row, line []int32, save save
 			return
 		}
 		s.fill(x, line, []Event{created})
+		m.spend(x.tenant, len(line))
 		s.ops.unlock()
 	})
 	return nil, err
