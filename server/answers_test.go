@@ -113,3 +113,39 @@ func TestLargeAnswersAreBounded(t *testing.T) {
 	wantProblem(t, got.header, got.body, http.StatusUnprocessableEntity, "invalid", "depth")
 	h.works()
 }
+
+// TestAnswersReadSlowly: a client that takes a little of its answer now and then
+// does not keep what that holds from others for ever.
+func TestAnswersReadSlowly(t *testing.T) {
+	times := shortTimes
+	times.answer = time.Second
+	h := startHostile(t, worldOptions{server: Options{times: times}, listener: func(ln net.Listener) net.Listener { return smallBuffers{ln} }})
+	conn, err := pgx.Connect(t.Context(), h.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	const label = 8 << 20
+	if _, err := conn.Exec(t.Context(), "UPDATE sessions SET labels = jsonb_build_object('a', repeat('x', $1)) WHERE tenant_id = 'attacker'", label); err != nil {
+		t.Fatal(err)
+	}
+	c := h.connect()
+	_ = c.Conn.(*net.TCPConn).SetReadBuffer(1 << 10)
+	c.put(h.with("GET "+pathSessions+"/"+h.sid+"/tree") + "\r\n")
+	got := 0
+	for buf := make([]byte, 1<<10); ; time.Sleep(5 * time.Millisecond) {
+		n, err := c.Read(buf)
+		if got += n; err != nil {
+			break
+		}
+	}
+	if got == 0 || got >= label {
+		t.Errorf("a slow client got %d bytes of %d", got, label)
+	}
+	for end := time.Now().Add(patience); h.manager.Stats().AnswerBytes != 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("answers hold %d bytes", h.manager.Stats().AnswerBytes)
+		}
+	}
+	h.works()
+}

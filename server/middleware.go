@@ -21,7 +21,7 @@ import (
 func (s *Server) observe(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		begin := time.Now()
-		rec := &recorder{ResponseWriter: w, control: http.NewResponseController(w), timeout: s.opts.WriteTimeout}
+		rec := &recorder{ResponseWriter: w, control: http.NewResponseController(w), timeout: s.opts.WriteTimeout, all: s.opts.times.answer}
 		if r.Body != nil && r.Body != http.NoBody {
 			rec.body = &timedBody{ReadCloser: r.Body, control: rec.control, times: s.opts.times, last: begin.Add(s.opts.times.bodyAll),
 				asks: r.Header.Get("Expect") != "", hold: holding{held: &s.held}}
@@ -66,6 +66,8 @@ type recorder struct {
 	http.ResponseWriter
 	control *http.ResponseController
 	timeout time.Duration
+	all     time.Duration // for the whole answer; 0: no limit
+	last    time.Time     // when all is over; zero: nothing was written yet
 	status  int
 	stream  bool       // a socket or an event stream: its duration says nothing
 	body    *timedBody // nil: the request has none
@@ -92,7 +94,15 @@ func (w *recorder) Write(p []byte) (int, error) {
 // extend ignores the error: a connection that cannot have a deadline (tests
 // with a recorder) writes without one.
 func (w *recorder) extend() {
-	_ = w.control.SetWriteDeadline(time.Now().Add(w.timeout))
+	now := time.Now()
+	if w.last.IsZero() {
+		w.last = now.Add(w.all)
+	}
+	deadline := now.Add(w.timeout)
+	if w.all > 0 && !w.stream && w.last.Before(deadline) { // what a large answer holds is not there for others
+		deadline = w.last
+	}
+	_ = w.control.SetWriteDeadline(deadline)
 	if w.body != nil {
 		w.body.leave()
 	}

@@ -63,11 +63,12 @@ type times struct {
 	bodyLeft time.Duration // for what is left of a body that is not wanted: the answer goes out, the connection is closed
 	frame    time.Duration // from a WebSocket frame's first bytes to its last: close 1008
 	idle     time.Duration // keep-alive without a request
+	answer   time.Duration // for all of an answer that is no stream, from its first byte: cut; 0: no limit
 }
 
 var standardTimes = times{
 	header: 10 * time.Second, bodyRead: 30 * time.Second, bodyAll: 5 * time.Minute, bodyLeft: 5 * time.Second,
-	frame: time.Minute, idle: 2 * time.Minute,
+	frame: time.Minute, idle: 2 * time.Minute, answer: 10 * time.Minute,
 }
 
 // errDraining refuses new work while the server shuts down.
