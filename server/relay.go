@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 
 	"github.com/coder/websocket"
 
@@ -29,10 +30,11 @@ const (
 	relayCut      = "the connection to the server that has the session is lost: come back"
 )
 
-// relays are one socket's, of its reader only.
+// relays are one socket's.
 type relays struct {
-	header http.Header // the client's request's
-	by     map[string]*websocket.Conn
+	header http.Header                // the client's request's
+	by     map[string]*websocket.Conn // only the socket's reader
+	frame  sync.Mutex                 // held by the relay that has a frame of its server in memory
 }
 
 func newRelays(r *http.Request) *relays {
@@ -268,14 +270,50 @@ func (c *socket) addRelay(ctx context.Context, p sessions.Place, conn *websocket
 // until the client lags too far behind and is sent away from there.
 func (c *socket) pump(ctx context.Context, conn *websocket.Conn) error {
 	for {
-		_, data, err := conn.Read(context.Background())
+		_, r, err := conn.Reader(context.Background())
 		if err != nil {
 			return relayEnd(err)
 		}
-		if err := c.queue(ctx, data); err != nil {
+		if err := c.passBack(ctx, r); err != nil {
 			return err
 		}
 	}
+}
+
+// passBack queues one frame of another server. What is large of it counts among
+// the tenant's answers as it comes, and waits for room with the rest not read.
+func (c *socket) passBack(ctx context.Context, r io.Reader) error {
+	c.relays.frame.Lock()
+	defer c.relays.frame.Unlock()
+	counted, sent := sessions.CountAnswer(ctx)
+	data, err := io.ReadAll(&countedReader{Reader: r, hold: func(n int64) error {
+		return c.server.manager.HoldAnswer(counted, c.who.Tenant, n, true)
+	}})
+	if err == nil {
+		return c.queue(counted, reply{data, sent})
+	}
+	sent()
+	if e, ok := errors.AsType[*sessions.Error](err); ok {
+		return &closeError{websocket.StatusTryAgainLater, e.Message}
+	}
+	return relayEnd(err)
+}
+
+// countedReader calls hold with how much it has read, past repliesFreeBytes.
+type countedReader struct {
+	io.Reader
+	read int64
+	hold func(bytes int64) error
+}
+
+func (r *countedReader) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	if r.read += int64(n); r.read > repliesFreeBytes {
+		if e := r.hold(r.read); e != nil {
+			return 0, e
+		}
+	}
+	return n, err
 }
 
 // relayEnd is how a client's socket ends when a relay does. What the client

@@ -7,8 +7,10 @@ import (
 	"net/http"
 	"runtime/debug"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"unicode/utf8"
 
 	"github.com/coder/websocket"
 	"github.com/go-chi/chi/v5"
@@ -21,10 +23,6 @@ const (
 	// so that command-line tools can connect.
 	subprotocol = "rocket.v1"
 
-	// repliesQueued bounds answers that the writer has not sent yet. A client
-	// that sends commands and reads nothing stops being read.
-	repliesQueued = 64
-
 	// badFramesMax in a row end a socket with 1008: that client speaks
 	// something else.
 	badFramesMax = 32
@@ -33,7 +31,7 @@ const (
 	// shorter, and compressing one would cost more than sending it.
 	compressMin = 1 << 10
 
-	// closeReasonMax is what a close frame can hold (RFC 6455, 5.5).
+	// closeReasonMax is what a close frame can hold, in bytes (RFC 6455, 5.5).
 	closeReasonMax = 123
 )
 
@@ -50,12 +48,16 @@ type socket struct {
 
 	all  sync.WaitGroup // its goroutines
 	wake chan struct{}  // cap 1: the writer has something to do
-	room chan struct{}  // cap 1: somebody may queue replies again
+	room chan struct{}  // cap 1: whoever queues may look again
+	turn sync.Mutex     // held by the one that queues next
 
 	mu      sync.Mutex // nothing else is locked while it is held
 	subs    map[string]*subscription
-	replies [][]byte        // guarded by mu; from the reader and the relays to the writer
+	replies []reply         // guarded by mu; from the reader and the relays to the writer
+	waiting int             // guarded by mu; replies that are not written yet, those that the writer has among them
+	held    int             // guarded by mu; bytes of these
 	ready   []*subscription // guarded by mu; those that have something, in turn
+	ended   bool            // guarded by mu; nothing is ready any more
 }
 
 // subscription is one session's events on one socket.
@@ -85,7 +87,20 @@ var errDrain = &closeError{websocket.StatusServiceRestart, "the server is shutti
 // closeSocket sends a close frame and waits a few seconds for the peer's.
 func (s *Server) closeSocket(conn *wsConn, e *closeError) {
 	s.metrics.closes.WithLabelValues(strconv.Itoa(int(e.code))).Inc()
-	conn.end(e.code, e.reason[:min(len(e.reason), closeReasonMax)])
+	conn.end(e.code, closeReason(e.reason))
+}
+
+// closeReason is as much of a text as a close frame holds, in whole characters.
+func closeReason(text string) string {
+	text = strings.ToValidUTF8(text, "\uFFFD")
+	if len(text) <= closeReasonMax {
+		return text
+	}
+	end := closeReasonMax
+	for !utf8.RuneStart(text[end]) {
+		end--
+	}
+	return text[:end]
 }
 
 // accept upgrades a request. Origins other than our own host are refused, as
@@ -185,7 +200,7 @@ func (c *socket) start(ended func(), begin func(ctx context.Context) error) {
 		}
 		_ = c.conn.CloseNow()
 		c.all.Wait()
-		c.closeTails()
+		c.letGo()
 		unhold()
 		undrain()
 		release()
@@ -253,56 +268,67 @@ func (c *socket) execute(ctx context.Context, f frame, raw []byte) error {
 	if done, err := c.relay(ctx, head, raw); done {
 		return err
 	}
-	limited, cancel := context.WithTimeout(ctx, c.server.opts.CallTimeout)
+	counted, sent := sessions.CountAnswer(ctx) // until the result is written
+	limited, cancel := context.WithTimeout(counted, c.server.opts.CallTimeout)
 	defer cancel()
-	var result any
-	var err error
-	switch request := f.request.(type) {
-	case *TurnCreateFrame:
-		result, err = c.server.startTurn(limited, head.IdempotencyKey, head.SessionID, request.TurnRequest, false)
-	case *ForkFrame:
-		var forked sessions.ForkResult
-		if forked, err = c.server.fork(limited, head.IdempotencyKey, head.SessionID, request.ForkRequest); err == nil {
-			return c.forked(ctx, limited, head, forked, request.Follow)
-		}
-	case *DetachFrame:
-		result, err = c.server.detach(limited, head.IdempotencyKey, head.SessionID, request.DetachRequest)
-	case *SubscribeFrame:
-		log, next, openErr := c.server.openLog(limited, head.SessionID, position{from: request.From, epoch: request.Epoch})
-		if err = openErr; err == nil {
-			err = c.subscribe(ctx, head.SessionID, log, next, head.Ref)
-			if p, ok := errors.AsType[*Problem](err); ok {
-				return c.fail(ctx, head, p)
-			}
-			return err
-		}
-	case *PlainFrame:
-		switch head.Type {
-		case frameTurnCancel:
-			result, err = c.server.cancel(limited, head.IdempotencyKey, head.SessionID)
-		case frameResume:
-			result, err = c.server.resume(limited, head.IdempotencyKey, head.SessionID)
-		case frameUnsubscribe:
-			c.unsubscribe(head.SessionID)
-		case framePing:
-			return c.send(ctx, PongFrame{Type: "pong", Ref: head.Ref})
-		}
+	if request, ok := f.request.(*SubscribeFrame); ok {
+		defer sent()
+		return c.executeSubscribe(ctx, limited, head, request)
 	}
+	if head.Type == framePing {
+		return c.sendCounted(counted, sent, PongFrame{Type: "pong", Ref: head.Ref})
+	}
+	result, err := c.command(limited, head, f.request)
+	if err != nil {
+		sent()
+		return c.fail(ctx, head, c.server.problem(err))
+	}
+	reply := ReplyFrame{Type: "reply", To: head.Type, Ref: head.Ref, SessionID: head.SessionID, Result: result}
+	if err := c.sendCounted(counted, sent, reply); err != nil {
+		return err
+	}
+	if forked, ok := result.(sessions.ForkResult); ok && f.request.(*ForkFrame).Follow {
+		return c.follow(ctx, limited, head, forked.Sessions)
+	}
+	return nil
+}
+
+// command calls what the REST call does, and returns what that answers.
+func (c *socket) command(ctx context.Context, head FrameHead, request any) (any, error) {
+	switch request := request.(type) {
+	case *TurnCreateFrame:
+		return c.server.startTurn(ctx, head.IdempotencyKey, head.SessionID, request.TurnRequest, false)
+	case *ForkFrame:
+		return c.server.fork(ctx, head.IdempotencyKey, head.SessionID, request.ForkRequest)
+	case *DetachFrame:
+		return c.server.detach(ctx, head.IdempotencyKey, head.SessionID, request.DetachRequest)
+	}
+	switch head.Type {
+	case frameTurnCancel:
+		return c.server.cancel(ctx, head.IdempotencyKey, head.SessionID)
+	case frameResume:
+		return c.server.resume(ctx, head.IdempotencyKey, head.SessionID)
+	case frameUnsubscribe:
+		c.unsubscribe(head.SessionID)
+	}
+	return nil, nil
+}
+
+func (c *socket) executeSubscribe(ctx, limited context.Context, head FrameHead, request *SubscribeFrame) error {
+	log, next, err := c.server.openLog(limited, head.SessionID, position{from: request.From, epoch: request.Epoch})
 	if err != nil {
 		return c.fail(ctx, head, c.server.problem(err))
 	}
-	return c.send(ctx, ReplyFrame{Type: "reply", To: head.Type, Ref: head.Ref, SessionID: head.SessionID, Result: result})
+	err = c.subscribe(ctx, head.SessionID, log, next, head.Ref)
+	if p, ok := errors.AsType[*Problem](err); ok {
+		return c.fail(ctx, head, p)
+	}
+	return err
 }
 
-// forked answers a fork and, with follow, subscribes to the children.
-func (c *socket) forked(ctx, limited context.Context, head FrameHead, result sessions.ForkResult, follow bool) error {
-	if err := c.send(ctx, ReplyFrame{Type: "reply", To: head.Type, Ref: head.Ref, SessionID: head.SessionID, Result: result}); err != nil {
-		return err
-	}
-	if !follow {
-		return nil
-	}
-	for _, child := range result.Sessions {
+// follow subscribes to the children of a fork.
+func (c *socket) follow(ctx, limited context.Context, head FrameHead, children []sessions.Session) error {
+	for _, child := range children {
 		log, next, err := c.server.openLog(limited, child.ID, position{})
 		if err == nil {
 			err = c.subscribe(ctx, child.ID, log, next, "")
@@ -310,6 +336,9 @@ func (c *socket) forked(ctx, limited context.Context, head FrameHead, result ses
 		if err != nil {
 			if ctx.Err() != nil {
 				return ctx.Err()
+			}
+			if e, ok := errors.AsType[*closeError](err); ok {
+				return e
 			}
 			head.SessionID = child.ID
 			if err := c.fail(ctx, head, c.server.problem(err)); err != nil {
@@ -325,43 +354,6 @@ func (c *socket) fail(ctx context.Context, head FrameHead, p *Problem) error {
 		Type: "error", To: head.Type, Ref: head.Ref, SessionID: head.SessionID,
 		Status: p.Status, Code: p.Code, Detail: p.Detail, Field: p.Field, FirstSeq: p.FirstSeq,
 	})
-}
-
-// send queues a frame for the writer; it waits while the queue is full.
-func (c *socket) send(ctx context.Context, v any) error {
-	data, err := compact(v)
-	if err != nil {
-		return fmt.Errorf("encode frame: %w", err)
-	}
-	return c.queue(ctx, data)
-}
-
-func (c *socket) queue(ctx context.Context, data []byte) error {
-	for {
-		c.mu.Lock()
-		full := len(c.replies) >= repliesQueued
-		if !full {
-			c.replies = append(c.replies, data)
-		}
-		c.mu.Unlock()
-		signal(c.wake)
-		if !full {
-			return nil
-		}
-		select {
-		case <-c.room:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
-
-// signal leaves one signal in a channel of capacity 1.
-func signal(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }
 
 // subscribe queues the "subscribed" frame, then lets the events follow. A
@@ -396,18 +388,6 @@ func (c *socket) subscribe(ctx context.Context, id string, log *sessions.Log, ne
 	return nil
 }
 
-// enqueue tells the writer that a subscription has something. It is called with
-// a session's locks held.
-func (c *socket) enqueue(sub *subscription) {
-	c.mu.Lock()
-	if !sub.queued {
-		sub.queued = true
-		c.ready = append(c.ready, sub)
-	}
-	c.mu.Unlock()
-	signal(c.wake)
-}
-
 // unsubscribe leaves closing the tail to the writer, whose it is.
 func (c *socket) unsubscribe(id string) {
 	c.mu.Lock()
@@ -417,15 +397,5 @@ func (c *socket) unsubscribe(id string) {
 	if sub != nil {
 		sub.dropped.Store(true)
 		c.enqueue(sub)
-	}
-}
-
-// closeTails is for the end, when nobody else has the socket any more.
-func (c *socket) closeTails() {
-	for _, sub := range c.subs {
-		sub.tail.Close()
-	}
-	for _, sub := range c.ready {
-		sub.tail.Close()
 	}
 }

@@ -66,6 +66,7 @@ func (c *socket) flush(ctx context.Context) error {
 
 // writeRound writes what is queued now, and reports whether there is more.
 func (c *socket) writeRound(ctx context.Context) (busy bool, err error) {
+	written, finished := 0, false
 	// Both at once: the replies that were queued before a session was subscribed
 	// to go before its events, and after the reply that ends a subscription
 	// nothing of it comes.
@@ -79,31 +80,33 @@ func (c *socket) writeRound(ctx context.Context) (busy bool, err error) {
 	if len(replies) == 0 && len(ready) == 0 {
 		return false, nil
 	}
-	if len(replies) > 0 {
-		signal(c.room)
-	}
 	c.conn.tcp.hold()
 	defer func() {
 		// also on failure: a close frame names the last seq that was written
 		if e := c.conn.tcp.release(); e != nil && err == nil {
 			err = writeError(e)
 		}
-		if err != nil { // for closeTails
+		if err != nil || !finished { // for letGo
 			c.mu.Lock()
 			c.ready = append(c.ready, ready...)
+			c.replies = append(c.replies, replies[written:]...)
 			c.mu.Unlock()
 		}
 	}()
-	for _, data := range replies {
-		if err := c.put(data); err != nil {
+	for i, r := range replies {
+		if err := c.put(r.data); err != nil {
 			return false, err
 		}
+		replies[i] = reply{} // whatever else is written, its text is free
+		written = i + 1
+		c.wrote(r)
 	}
 	for _, sub := range ready {
 		if err := c.writeSome(ctx, sub); err != nil {
 			return false, err
 		}
 	}
+	finished = true
 	return true, nil
 }
 

@@ -46,13 +46,8 @@ func (a *answers) take(ctx context.Context, tenant string, n int64, wait bool) e
 	defer cancel()
 	for {
 		a.mu.Lock()
-		if !wait || a.all+n <= answersBytesMax && a.tenants[tenant]+n <= answersTenantMax {
-			if a.tenants == nil {
-				a.tenants = map[string]int64{}
-			}
-			a.all += n
-			a.most = max(a.most, a.all)
-			a.tenants[tenant] += n
+		if !wait || a.fitsLocked(tenant, n) {
+			a.addLocked(tenant, n)
 			a.mu.Unlock()
 			return nil
 		}
@@ -71,11 +66,39 @@ func (a *answers) take(ctx context.Context, tenant string, n int64, wait bool) e
 		a.mu.Unlock()
 		if ctx.Err() != nil {
 			if context.Cause(ctx) == context.DeadlineExceeded {
-				return fail(CodeOverloaded, "answers that are under way hold %d bytes of all tenants, %d of one: read them first", answersBytesMax, answersTenantMax)
+				return errAnswers()
 			}
 			return ctx.Err()
 		}
 	}
+}
+
+func errAnswers() *Error {
+	return fail(CodeOverloaded, "answers that are under way hold %d bytes of all tenants, %d of one: read them first", answersBytesMax, answersTenantMax)
+}
+
+// try is take for one that does not wait.
+func (a *answers) try(tenant string, n int64) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.fitsLocked(tenant, n) {
+		return errAnswers()
+	}
+	a.addLocked(tenant, n)
+	return nil
+}
+
+func (a *answers) fitsLocked(tenant string, n int64) bool {
+	return a.all+n <= answersBytesMax && a.tenants[tenant]+n <= answersTenantMax
+}
+
+func (a *answers) addLocked(tenant string, n int64) {
+	if a.tenants == nil {
+		a.tenants = map[string]int64{}
+	}
+	a.all += n
+	a.most = max(a.most, a.all)
+	a.tenants[tenant] += n
 }
 
 func (a *answers) give(tenant string, n int64) {
@@ -126,20 +149,50 @@ func (m *Manager) holdAnswer(ctx context.Context, tenant string, bytes int64) er
 	if h == nil || bytes <= answerFree {
 		return nil
 	}
-	bytes = min(bytes, answersTenantMax)
+	return h.hold(ctx, &m.answers, tenant, min(bytes, answersTenantMax), true)
+}
+
+// HoldAnswer counts so many bytes for what became of a result, in a call that
+// counts its answer, in place of what its reads have counted. With wait it waits
+// for room as reads do, without it is CodeOverloaded at once where there is none.
+func (m *Manager) HoldAnswer(ctx context.Context, tenant string, bytes int64, wait bool) error {
+	h, _ := ctx.Value(heldKey{}).(*heldAnswer)
+	if h == nil {
+		return nil
+	}
+	h.mu.Lock()
+	more := min(bytes, answersTenantMax) - h.bytes
+	if more <= 0 && h.answers != nil {
+		h.answers.give(h.tenant, -more)
+		h.bytes += more
+	}
+	h.mu.Unlock()
+	if more <= 0 {
+		return nil
+	}
+	return h.hold(ctx, &m.answers, tenant, more, wait)
+}
+
+func (h *heldAnswer) hold(ctx context.Context, a *answers, tenant string, bytes int64, wait bool) error {
 	h.mu.Lock()
 	first := h.answers == nil
 	h.mu.Unlock()
-	if err := m.answers.take(ctx, tenant, bytes, first); err != nil {
+	var err error
+	if first && !wait {
+		err = a.try(tenant, bytes)
+	} else {
+		err = a.take(ctx, tenant, bytes, first)
+	}
+	if err != nil {
 		return err
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.sent {
-		m.answers.give(tenant, bytes)
+		a.give(tenant, bytes)
 		return ctx.Err()
 	}
-	h.answers, h.tenant = &m.answers, tenant
+	h.answers, h.tenant = a, tenant
 	h.bytes += bytes
 	return nil
 }

@@ -202,6 +202,24 @@ func TestAnswersShareRoom(t *testing.T) {
 	if err := m.holdAnswer(given, "another", 1<<30); err != nil {
 		t.Errorf("a read that is nobody's answer waits: %v", err)
 	}
+	reply, replied := CountAnswer(bg)
+	if err := m.HoldAnswer(reply, "another", 1, false); ErrorCode(err) != CodeOverloaded {
+		t.Errorf("a reply that does not wait, without room: %v", err)
+	}
+	open[len(open)-1]()
+	ctx, sent := CountAnswer(bg)
+	open[len(open)-1] = sent
+	all := m.answers.all
+	open[0]()
+	for _, n := range []int64{1000, 10, answerFree + 1, answerFree + 1} { // at first there is room, and then it has some
+		if err := m.HoldAnswer(ctx, "another", n, false); err != nil || m.answers.tenants["another"] != n {
+			t.Errorf("%d bytes are held for a reply of %d, %v", m.answers.tenants["another"], n, err)
+		}
+	}
+	if m.answers.all != all-answersTenantMax/2+answerFree+1 {
+		t.Errorf("%d bytes are held", m.answers.all)
+	}
+	replied()
 	done := make(chan error)
 	go func() {
 		ctx, sent := CountAnswer(bg)
