@@ -197,10 +197,10 @@ func (h *heldAnswer) hold(ctx context.Context, a *answers, tenant string, bytes 
 	return nil
 }
 
-// What a token takes of an answer, in memory and as JSON: its id, and its text;
-// alone, as in a list of turns, only the text.
+// What a token takes of an answer: in memory and as JSON, its id, its text, and
+// the piece of its own that may be asked for; in a list of turns only the text.
 const (
-	tokenBytes     = 24
+	tokenBytes     = 48
 	tokenTextBytes = 8
 )
 
