@@ -283,14 +283,15 @@ func (c *socket) execute(ctx context.Context, f frame, raw []byte) error {
 		sent()
 		return c.fail(ctx, head, c.server.problem(err))
 	}
+	var children []sessions.Session
+	if request, ok := f.request.(*ForkFrame); ok && request.Follow {
+		children = result.(sessions.ForkResult).Sessions
+	}
 	reply := ReplyFrame{Type: "reply", To: head.Type, Ref: head.Ref, SessionID: head.SessionID, Result: result}
-	if err := c.sendCounted(counted, sent, reply); err != nil {
+	if err := c.sendCounted(counted, sent, reply); err != nil { // may wait for long: nothing has the result from here on
 		return err
 	}
-	if forked, ok := result.(sessions.ForkResult); ok && f.request.(*ForkFrame).Follow {
-		return c.follow(ctx, limited, head, forked.Sessions)
-	}
-	return nil
+	return c.follow(ctx, limited, head, children)
 }
 
 // command calls what the REST call does, and returns what that answers.
