@@ -113,11 +113,7 @@ func (s *Server) identify(router chi.Routes, r *http.Request) (sessions.Identity
 
 func (s *Server) refuseCaller(w http.ResponseWriter, err error) {
 	p := s.problem(err)
-	switch {
-	case p.Status == http.StatusUnauthorized:
-		w.Header().Set("WWW-Authenticate", `Bearer realm="rocket"`)
-		s.metrics.refused.Inc()
-	case p.Code == string(sessions.CodeTooManyFailures):
+	if p.Status == http.StatusUnauthorized || p.Code == string(sessions.CodeTooManyFailures) {
 		s.metrics.refused.Inc()
 	}
 	writeProblem(w, p)
@@ -140,6 +136,9 @@ func routeOfPath(router chi.Routes, r *http.Request) (pattern string, ok bool) {
 }
 
 var errNoCredentials = errors.New("no API key")
+
+// errKeyGone ends a call that waits when its key is revoked.
+var errKeyGone = errors.New("the API key was revoked")
 
 // credentials finds the API key of a request: Authorization: Bearer KEY,
 // x-api-key: KEY, or an entry of Sec-WebSocket-Protocol. Two that differ are

@@ -271,6 +271,46 @@ func TestRevoke(t *testing.T) {
 
 func refusedBy(err error) bool { return client.CodeOf(err) == "unauthenticated" }
 
+// TestRevokeEndsWaits: a call that waits for its turn's end is answered when its
+// key is revoked; the turn goes on.
+func TestRevokeEndsWaits(t *testing.T) {
+	w := start(t, worldOptions{server: Options{RequireKeys: true}, keyFresh: 20 * time.Millisecond})
+	k, c := w.key("a", false)
+	_, other := w.key("a", false)
+	s := w.createBy(c, "func main() {")
+	done := make(chan answered, 1)
+	go func() {
+		done <- w.do("POST", pathSessions+"/"+s.ID+"/turns?wait=true", `{"max_tokens":30000,"ignore_eos":true}`, "X-Api-Key", k.Secret)
+	}()
+	running := func() bool {
+		t.Helper()
+		now, err := other.Get(w.ctx(), s.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return now.State == "running"
+	}
+	for ctx := w.ctx(); !running(); {
+		if ctx.Err() != nil {
+			t.Fatal("the turn does not begin")
+		}
+	}
+	if _, err := w.manager.Keys().Revoke(w.ctx(), k.ID); err != nil {
+		t.Fatal(err)
+	}
+	got := <-done
+	wantProblem(t, got.header, got.body, http.StatusUnauthorized, "unauthenticated", "")
+	if got.status != http.StatusUnauthorized || got.header.Get("WWW-Authenticate") == "" {
+		t.Errorf("status %d, %v", got.status, got.header)
+	}
+	if !running() {
+		t.Error("the turn has ended with its caller's key")
+	}
+	if turn, err := other.Cancel(w.ctx(), s.ID, client.CallOptions{}); err != nil || turn.State != "cancelled" {
+		t.Errorf("cancel: %+v, %v", turn.State, err)
+	}
+}
+
 // TestRevokeElsewhere: a revocation that another process writes holds here
 // within the time that a key counts as fresh.
 func TestRevokeElsewhere(t *testing.T) {

@@ -134,6 +134,9 @@ func (p *Problem) GetHeaders() http.Header {
 	if p.retryAfter > 0 {
 		h.Set("Retry-After", strconv.Itoa(p.retryAfter))
 	}
+	if p.Status == http.StatusUnauthorized {
+		h.Set("WWW-Authenticate", `Bearer realm="rocket"`)
+	}
 	return h
 }
 
@@ -179,6 +182,8 @@ func (s *Server) problem(err error) *Problem {
 	switch {
 	case errors.Is(err, errNoCredentials):
 		return codeProblem(string(sessions.CodeUnauthenticated), "an API key is needed: Authorization: Bearer KEY, or x-api-key: KEY", "")
+	case errors.Is(err, errKeyGone):
+		return codeProblem(string(sessions.CodeUnauthenticated), "the API key is not valid any more; what the call began goes on", "")
 	case errors.Is(err, errDraining):
 		return codeProblem(codeDraining, "the server is shutting down", "")
 	case errors.Is(err, errPeerGone):

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"net/http"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -73,14 +74,18 @@ func (s *Server) startTurn(ctx context.Context, key, id string, req sessions.Tur
 	return s.manager.StartTurn(ctx, c, id, req)
 }
 
-// waitTurn gives up when the server closes: a drain has waited long enough.
+// waitTurn gives up when the server closes, as a drain has waited long enough,
+// and when the caller's key is revoked: what comes of the turn is not for it.
 func (s *Server) waitTurn(ctx context.Context, id, turnID string) (sessions.Turn, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.closing, func() { cancel(errDraining) })()
+	held, release := s.manager.Keys().Hold(ctx, callerOf(ctx))
+	defer release()
+	defer context.AfterFunc(held, func() { cancel(errKeyGone) })() // nothing where ctx has ended before
 	turn, err := s.manager.WaitTurn(ctx, tenantOf(ctx), id, turnID)
-	if err != nil && ctx.Err() != nil {
-		err = context.Cause(ctx)
+	if ctx.Err() != nil && (err != nil || errors.Is(context.Cause(ctx), errKeyGone)) {
+		return sessions.Turn{}, context.Cause(ctx)
 	}
 	return turn, err
 }
