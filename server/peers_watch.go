@@ -102,11 +102,7 @@ func (w *watcher) write(ctx context.Context) error {
 	}
 }
 
-func (w *watcher) put(data []byte) error {
-	limited, cancel := context.WithTimeout(context.Background(), w.server.opts.WriteTimeout)
-	defer cancel()
-	return w.conn.Write(limited, websocket.MessageText, data)
-}
+func (w *watcher) put(data []byte) error { return w.conn.put(data) }
 
 // readOwn passes on what happens on this server.
 func (w *watcher) readOwn(ctx context.Context) error {

@@ -156,3 +156,36 @@ func TestCloseReasons(t *testing.T) {
 		}
 	}
 }
+
+// TestWatcherThatStops: a watch whose client takes nothing is cut, and is no
+// fault of the server's.
+func TestWatcherThatStops(t *testing.T) {
+	w := start(t, worldOptions{
+		server:   Options{WriteTimeout: 200 * time.Millisecond},
+		listener: func(ln net.Listener) net.Listener { return smallBuffers{ln} },
+	})
+	s := w.create("func main() {")
+	conn, _, _ := rawSocket(t, w, pathWatch, "")
+	if err := conn.(*net.TCPConn).SetReadBuffer(1 << 10); err != nil {
+		t.Fatal(err)
+	}
+	for range 8 { // more than all buffers on the way hold
+		if _, err := w.api.Fork(w.ctx(), s.ID, client.ForkRequest{N: new(64)}, client.CallOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	values := w.scrape()
+	for ctx := w.ctx(); values["rocket_websocket_connections"] != 0; values = w.scrape() {
+		if ctx.Err() != nil {
+			t.Fatal("a watcher that reads nothing is kept")
+		}
+	}
+	for name, n := range values {
+		if strings.HasPrefix(name, "rocket_websocket_closed_total") {
+			t.Errorf("%s is %v", name, n)
+		}
+	}
+	if lines := w.lines.String(); strings.Contains(lines, "watch failed") {
+		t.Error(lines)
+	}
+}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 
 	"github.com/coder/websocket"
@@ -164,18 +163,18 @@ func (c *socket) dropSubscription(sub *subscription, p *Problem) error {
 	return c.put(data)
 }
 
+func (c *socket) put(data []byte) error { return c.conn.put(data) }
+
 // put writes one frame. A client that takes nothing for WriteTimeout is cut
 // off: no close frame would reach it either.
-func (c *socket) put(data []byte) error {
-	if err := c.conn.Write(context.Background(), websocket.MessageText, data); err != nil {
+func (c *wsConn) put(data []byte) error {
+	if err := c.Write(context.Background(), websocket.MessageText, data); err != nil {
 		return writeError(err)
 	}
 	return nil
 }
 
-func writeError(err error) error {
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return fmt.Errorf("the client takes no data: %w", err)
-	}
-	return fmt.Errorf("write frame: %w", err)
-}
+// errTakesNothing is about a peer that is gone or does not read.
+var errTakesNothing = errors.New("the client has left or takes no data")
+
+func writeError(err error) error { return fmt.Errorf("write frame: %w: %w", errTakesNothing, err) }

@@ -77,20 +77,33 @@ func (s *Server) runWatch(w *watcher, who sessions.Identity) {
 		left(err)
 	})
 	err := w.write(ctx)
-	switch {
-	case s.closing.Err() != nil:
-		s.closeSocket(conn, errDrain)
-	case held.Err() != nil:
-		s.closeSocket(conn, errRevoked)
-	case errors.Is(context.Cause(gone), errTalks):
-		s.closeSocket(conn, errTalks)
-	case gone.Err() == nil && !errors.Is(err, context.Canceled):
-		s.log.Debug("watch ended", "err", err)
-		s.closeSocket(conn, &closeError{websocket.StatusInternalError, "internal error"})
+	s.log.Debug("watch ended", "why", err, "gone", context.Cause(gone))
+	if e := s.endOfWatch(gone, held, err); e != nil {
+		s.closeSocket(conn, e)
 	}
 	cancel()
 	_ = conn.CloseNow()
 	w.all.Wait()
+}
+
+// endOfWatch is how a watch is closed that ended with err; nil: it is cut, since
+// the client has left or takes nothing, and no close frame would reach it.
+func (s *Server) endOfWatch(gone, held context.Context, err error) *closeError {
+	switch {
+	case s.closing.Err() != nil:
+		return errDrain
+	case held.Err() != nil:
+		return errRevoked
+	case gone.Err() != nil:
+		e, _ := errors.AsType[*closeError](context.Cause(gone))
+		return e
+	case errors.Is(err, errTakesNothing):
+		return nil
+	case sessions.ErrorCode(err) == sessions.CodeOverloaded: // no more events come
+		return errDrain
+	}
+	s.log.Error("watch failed", "err", err)
+	return &closeError{websocket.StatusInternalError, "internal error"}
 }
 
 // errTalks ends a watch whose client sends something.

@@ -16,6 +16,10 @@ const (
 	// part, of watchRingMin at least: a flood of one takes nothing from another.
 	watchHeldMax = 16 * watchRing
 	watchRingMin = 16
+
+	// watchBatch is how many events a watcher gets at a time: what it does not
+	// read stays in the ring, which all share.
+	watchBatch = 64
 )
 
 // WatchOptions narrows a watch.
@@ -162,7 +166,7 @@ func (w *Watch) Close() {
 	}
 }
 
-// Next waits for events and returns them. lost is how many events of the
+// Next waits for events and returns up to watchBatch. lost is how many events of the
 // tenant's sessions, wanted ones or not, were overwritten since the last call:
 // the caller should list the sessions anew.
 func (w *Watch) Next(ctx context.Context) (events []Event, lost int64, err error) {
@@ -173,12 +177,11 @@ func (w *Watch) Next(ctx context.Context) (events []Event, lost int64, err error
 			lost += r.first - w.next
 			w.next = r.first
 		}
-		for i := range r.events[w.next-r.first:] {
-			if x := &r.events[w.next-r.first+int64(i)]; w.wants(x) {
+		for end := r.first + int64(len(r.events)); w.next < end && len(events) < watchBatch; w.next++ {
+			if x := &r.events[w.next-r.first]; w.wants(x) {
 				events = append(events, x.event)
 			}
 		}
-		w.next = r.first + int64(len(r.events))
 		wake, closed := r.wake, w.h.closed
 		w.h.mu.Unlock()
 		if len(events) > 0 || lost > 0 {
