@@ -9,10 +9,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/coder/websocket"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 
 	"rocket/client"
 	"rocket/sessions"
@@ -185,5 +187,48 @@ func TestMovedSession(t *testing.T) {
 	have, _ := json.Marshal(got)
 	if string(want) != string(have) {
 		t.Errorf("the follower has %s, want %s", have, want)
+	}
+}
+
+// TestRelayedRepliesThatNobodyReads: replies that another server sends are held
+// like own ones.
+func TestRelayedRepliesThatNobodyReads(t *testing.T) {
+	const frames, size = 4, 1_000_000
+	a, b := twoWorlds(t, worldOptions{listener: func(ln net.Listener) net.Listener { return someBuffers{ln} }})
+	s := a.create("func main() {")
+	a.turn(s.ID, 1)
+	conn, err := pgx.Connect(t.Context(), a.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.WithoutCancel(t.Context()))
+	if _, err := conn.Exec(t.Context(), "UPDATE turns SET text = repeat('x', $1)", size); err != nil {
+		t.Fatal(err)
+	}
+	p := b.dial(s.ID, "?follow=false")
+	for i := range frames {
+		p.send(fmt.Sprintf(`{"type":"turn.cancel","ref":"%d"}`, i))
+	}
+	for end := time.Now().Add(patience); b.manager.Stats().AnswerBytes < 2*size; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d bytes are counted, want those of two replies", b.manager.Stats().AnswerBytes)
+		}
+	}
+	a.turn(a.create("x").ID, 3) // while nothing is read
+	if n := b.manager.Stats().AnswerBytes; n >= 3*size {
+		t.Errorf("%d bytes are counted for one socket", n)
+	}
+	for i := range frames {
+		if f, err := p.read(); err != nil || f["ref"] != fmt.Sprint(i) || len(f["result"].(map[string]any)["text"].(string)) != size {
+			t.Fatalf("reply %d: ref %v, %v", i, f["ref"], err)
+		}
+	}
+	for end := time.Now().Add(patience); a.manager.Stats().AnswerBytes+b.manager.Stats().AnswerBytes != 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%d and %d bytes are counted when all is read", a.manager.Stats().AnswerBytes, b.manager.Stats().AnswerBytes)
+		}
+	}
+	if _, err := conn.Exec(t.Context(), "UPDATE turns SET text = 'x'"); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -67,7 +67,7 @@ func (l someBuffers) Accept() (net.Conn, error) {
 // none has the server hold two of them, one that is written and the next, all
 // of them as much as a tenant's answers may; who reads gets every one, in order.
 func TestRepliesThatNobodyReads(t *testing.T) {
-	const sockets, frames, size = 4, 12, 2_300_000 // as large as many tokens with their alternatives
+	const sockets, frames, size = 4, 5, 2_300_000 // as large as many tokens with their alternatives
 	h := startHostile(t, worldOptions{listener: func(ln net.Listener) net.Listener { return someBuffers{ln} }})
 	attacker, err := client.New(h.base, client.Options{APIKey: h.key.Secret, Retries: -1})
 	if err != nil {
