@@ -3,7 +3,7 @@ package sessions
 import (
 	"context"
 	"fmt"
-	"sync"
+	"math"
 	"time"
 
 	"github.com/google/uuid"
@@ -19,10 +19,6 @@ const (
 	auditSessionDeleted = "session.deleted"
 	auditAuthFailed     = "auth.failed"
 )
-
-// failureEvery is how often failed authentications are written: one row for
-// all of the time since the last, so that guessing fills no disk.
-const failureEvery = 10 * time.Second
 
 const (
 	// AuditKeptFor is how long a record is kept; the keeper drops it then.
@@ -73,37 +69,14 @@ func (m *Manager) dropAudit(ctx context.Context) error {
 	return nil
 }
 
-// failures counts failed authentications between two rows.
-type failures struct {
-	mu    sync.Mutex
-	count int       // guarded by mu; not written yet
-	last  time.Time // guarded by mu; of the last row
-}
-
-func (f *failures) add() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.count++
-}
-
-// due takes the count when it is time for a row, or with force.
-func (f *failures) due(now time.Time, force bool) int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.count == 0 || !force && now.Sub(f.last) < failureEvery {
-		return 0
-	}
-	n := f.count
-	f.count, f.last = 0, now
-	return n
-}
-
-// writeFailures writes the failed authentications since the last time.
+// writeFailures records the failed authentications since the last time: a row,
+// whose subject says where they came from, and a line of the log.
 func (k *Keys) writeFailures(ctx context.Context, force bool) error {
 	n := k.fails.due(time.Now(), force)
-	if n == 0 {
+	if n.count == 0 {
 		return nil
 	}
-	_, err := k.pool.Exec(ctx, `INSERT INTO audit_events (action, count) VALUES ($1, $2)`, auditAuthFailed, n)
+	k.log.Warn("authentications failed", "count", n.count, "from", n.from)
+	_, err := k.pool.Exec(ctx, `INSERT INTO audit_events (action, subject, count) VALUES ($1, $2, $3)`, auditAuthFailed, n.from, min(n.count, math.MaxInt32))
 	return ledgerError("record failed authentications", err)
 }

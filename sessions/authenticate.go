@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"log/slog"
 	"net/netip"
 	"strings"
 	"sync"
@@ -63,7 +64,7 @@ func newKeys(pool *pgxpool.Pool, fresh time.Duration) *Keys {
 	if fresh <= 0 {
 		fresh = KeyFreshFor
 	}
-	return &Keys{pool: pool,
+	return &Keys{pool: pool, log: slog.New(slog.DiscardHandler),
 		cache: keyCache{fresh: fresh, entries: map[keyHash]*keyEntry{}, lookups: make(chan struct{}, keyLookupsMax), doubts: make(chan struct{}, keyDoubtsMax)},
 		holds: keyHolds{by: map[string]map[*hold]struct{}{}}}
 }
@@ -75,7 +76,7 @@ func (k *Keys) Authenticate(ctx context.Context, from netip.Addr, secret string)
 	wait := k.addresses.wait(from, time.Now())
 	who, err := k.authenticate(ctx, secret, wait > 0)
 	if ErrorCode(err) == CodeUnauthenticated {
-		k.fails.add()
+		k.fails.add(from)
 		k.addresses.add(from, time.Now())
 		if wait > 0 {
 			err = tooManyFailures(wait)

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"log/slog"
 	"regexp"
 	"time"
 
@@ -66,6 +67,7 @@ type KeyRequest struct {
 type Keys struct {
 	pool  *pgxpool.Pool
 	owns  bool // Close closes the pool
+	log   *slog.Logger
 	cache keyCache
 	holds keyHolds
 	fails failures

@@ -173,6 +173,7 @@ func Open(ctx context.Context, opts Options) (*Manager, error) {
 	}
 	m.pool = ledger{pool, cmp.Or(opts.readMax, opTimeout)}
 	m.keys = newKeys(pool, opts.KeyFreshFor)
+	m.keys.log = m.log
 	m.ctx, m.cancel = context.WithCancel(context.Background())
 	m.hub.init()
 	m.writer = newWriter(m)
