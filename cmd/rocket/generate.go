@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -43,9 +42,9 @@ func (g generateCmd) check() error {
 	switch {
 	case g.MaxTokens < 1:
 		return usage("--max-tokens: want 1 or more, not %d", g.MaxTokens)
-	case g.Temperature < 0:
+	case !(g.Temperature >= 0): // NaN too
 		return usage("--temperature: want 0 or more, not %g", g.Temperature)
-	case g.TopP <= 0 || g.TopP > 1:
+	case !(g.TopP > 0 && g.TopP <= 1):
 		return usage("--top-p: want more than 0 and at most 1, not %g", g.TopP)
 	case g.TopK < 0:
 		return usage("--top-k: want 0 or more, not %d", g.TopK)
@@ -171,8 +170,12 @@ func (g generateCmd) end(c *console, l *loaded, text string, ids []int32, state 
 		rate = float64(len(ids)-1) / u.Decode.Seconds()
 	}
 	if c.json && state.Err == nil {
-		return c.print(generated{Model: l.name, Text: text, Tokens: ids, FinishReason: state.Finish, Seed: seed,
+		err := c.print(generated{Model: l.name, Text: text, Tokens: ids, FinishReason: state.Finish, Seed: seed,
 			PromptTokens: u.PromptTokens, CompletionTokens: len(ids), TTFTMillis: float64(u.TTFT.Microseconds()) / 1000, TokensPerSecond: rate})
+		if err == nil && state.Finish == engine.FinishCancelled {
+			err = errReported{c.interrupted()}
+		}
+		return err
 	}
 	if !c.json {
 		if _, err := io.WriteString(c.out, "\n"); err != nil {
@@ -183,7 +186,7 @@ func (g generateCmd) end(c *console, l *loaded, text string, ids []int32, state 
 	case state.Err != nil:
 		return fmt.Errorf("generate: %w", state.Err)
 	case state.Finish == engine.FinishCancelled:
-		return errors.New("interrupted")
+		return c.interrupted()
 	}
 	if c.errTerminal {
 		fmt.Fprintf(c.err, "%s: %d tokens, %.1f a second, first after %.0f ms\n", state.Finish, len(ids), rate, float64(u.TTFT.Microseconds())/1000)

@@ -220,13 +220,25 @@ func bytesOrDefault(text string) (*int64, error) {
 	return &n, nil
 }
 
-// plain takes the code away that stands before a message for programs.
+// plain takes the code away that stands before a message for programs; with
+// --json it is told by itself.
 func plain(err error) error {
 	if e, ok := errors.AsType[*sessions.Error](err); ok && e.Unwrap() == nil {
+		text := e.Message
 		if e.Field != "" && e.Code == sessions.CodeInvalid {
-			return fmt.Errorf("%s: %s", e.Field, e.Message)
+			text = e.Field + ": " + e.Message
 		}
-		return errors.New(e.Message)
+		return plainError{text, e}
 	}
 	return err
 }
+
+type plainError struct {
+	text  string
+	cause error
+}
+
+func (e plainError) Error() string { return e.text }
+
+// Unwrap gives the error with its code.
+func (e plainError) Unwrap() error { return e.cause }

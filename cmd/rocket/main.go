@@ -2,18 +2,18 @@
 //
 // This package is the only reader of the environment and of the command line;
 // it turns them into the Options of the packages below, and errors into one
-// line and an exit code: 0 fine, 1 failed, 2 used wrongly.
+// line and an exit code: 0 fine, 1 failed, 2 used wrongly. A command that a
+// signal ended says so and dies of that signal, which shells show as 130 after
+// Ctrl-C (interrupt.go). With --json an error is an object on standard output
+// too (fail.go).
 package main
 
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/alecthomas/kong"
 	"golang.org/x/term"
@@ -26,7 +26,7 @@ const (
 
 // commands is the command line. What does not work yet is not here.
 type commands struct {
-	JSON bool `help:"Print JSON for machines."`
+	JSON bool `help:"Print JSON for machines, errors as {error, code, field}."`
 
 	Serve      serveCmd      `cmd:"" help:"Serve sessions over HTTP; without flags on the nano model and a private Postgres."`
 	Session    sessionCmd    `cmd:"" help:"Work with the sessions of a server."`
@@ -52,24 +52,15 @@ type console struct {
 	outTerminal bool
 }
 
-// usageError makes the exit code 2.
-type usageError struct{ error }
-
-func (e usageError) Unwrap() error { return e.error }
-
-func usage(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
-
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// The first signal ends things in order, a second one at once.
-	context.AfterFunc(ctx, stop)
+	ctx, stop := signalled(context.Background())
 	code := run(&console{
 		ctx: ctx, out: os.Stdout, err: os.Stderr,
 		errTerminal: term.IsTerminal(int(os.Stderr.Fd())),
 		outTerminal: term.IsTerminal(int(os.Stdout.Fd())),
 	}, os.Args[1:])
 	stop()
-	os.Exit(code)
+	exit(code)
 }
 
 // exited is what kong's own exit (after --help) is turned into.
@@ -100,35 +91,10 @@ func run(c *console, args []string) (code int) {
 	parsed, err := parser.Parse(args)
 	c.json = cmds.JSON
 	if err != nil {
-		fmt.Fprintf(c.err, "rocket: %v (rocket --help shows the usage)\n", err)
-		return exitUsage
+		c.json = c.json || asksForJSON(args) // what was parsed before the mistake may not say it
+		return c.fail(usageError{fmt.Errorf("%w (rocket --help shows the usage)", err)})
 	}
-	err = parsed.Run(c)
-	switch {
-	case err == nil:
-		return 0
-	case errors.Is(err, context.Canceled) && c.ctx.Err() != nil:
-		return exitFailed // interrupted; whoever did it knows
-	}
-	if _, ok := errors.AsType[usageError](err); ok {
-		fmt.Fprintf(c.err, "rocket: %v\n", err)
-		return exitUsage
-	}
-	c.fail(err)
-	return exitFailed
-}
-
-// errReported is an error that what is on standard output tells already.
-type errReported struct{ error }
-
-func (e errReported) Unwrap() error { return e.error }
-
-// fail prints an error: one line, or with --json an object on standard output.
-func (c *console) fail(err error) {
-	if _, said := errors.AsType[errReported](err); c.json && !said {
-		_ = c.print(map[string]any{"error": err.Error()}) // standard output is gone; the exit code remains
-	}
-	fmt.Fprintf(c.err, "rocket: %v\n", err)
+	return c.fail(parsed.Run(c))
 }
 
 // print writes v as one line of JSON.
@@ -136,7 +102,7 @@ func (c *console) print(v any) error {
 	enc := json.NewEncoder(c.out)
 	enc.SetEscapeHTML(false)
 	if err := enc.Encode(v); err != nil {
-		return fmt.Errorf("write: %w", err)
+		return outputError{err}
 	}
 	return nil
 }

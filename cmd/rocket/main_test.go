@@ -171,7 +171,7 @@ func TestHelp(t *testing.T) {
 func TestWrongUse(t *testing.T) {
 	for _, args := range [][]string{
 		{"launch"}, {"--verbose"}, {"serve", "--class", "int3"}, {"serve", "--page-bytes", "much"}, {"serve", "--page-bytes", "-5"}, {"serve", "--log-format", "xml"},
-		{"serve", "--threads", "x"}, {"serve", "--events-retention=-1h"}, {"--json", "session", "export", "id"}, {"serve", "--auth", "maybe"}, {"serve", "--advertise", "10.0.0.1:8080"}, {"serve", "--advertise", "http://0.0.0.0:8080"}, {"serve", "--advertise", "http://a/b"}, {"serve", "--listen", "0.0.0.0:0", "--auth", "off"}, {"serve", "--tls-cert", "x"}, {"key"}, {"key", "revoke"}, {"session"}, {"session", "show"}, {"session", "fork", "id", "--at", "x"}, {"session", "ls", "--server", "nowhere"},
+		{"serve", "--threads", "x"}, {"serve", "--events-retention=-1h"}, {"serve", "--auth", "maybe"}, {"serve", "--advertise", "10.0.0.1:8080"}, {"serve", "--advertise", "http://0.0.0.0:8080"}, {"serve", "--advertise", "http://a/b"}, {"serve", "--listen", "0.0.0.0:0", "--auth", "off"}, {"serve", "--tls-cert", "x"}, {"key"}, {"key", "revoke"}, {"session"}, {"session", "show"}, {"session", "fork", "id", "--at", "x"}, {"session", "ls", "--server", "nowhere"},
 		{"session", "turn", "id", "--chat"}, {"generate"}, {"generate", "--prompt", "x", "--max-tokens", "0"}, {"generate", "--prompt", "x", "--max-tokens", "-1"},
 		{"generate", "--prompt", "x", "--temperature=-1"}, {"generate", "--prompt", "x", "--top-p", "2"}, {"generate", "--prompt", ""}, {"generate", "--prompt", "x", "--threads", "-1"},
 	} {

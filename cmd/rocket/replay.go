@@ -38,6 +38,8 @@ func (r replayCmd) Run(c *console) error {
 		return usage("--budget-gib: want 0 to %d, not %v", 1<<20, r.Budget)
 	}
 	switch {
+	case r.Check < 0:
+		return usage("--check: want 0 or more, not %d", r.Check)
 	case r.Play < 0:
 		return usage("--run: want 0 or more, not %d", r.Play)
 	case r.Play > 0 && (r.Sweep || r.Budget > 0):

@@ -38,7 +38,7 @@ type serveCmd struct {
 	DiskBytes       byteSize      `help:"Room on disk for caches of detached and old sessions, which outlive a restart; 0: none." default:"8GiB" env:"ROCKET_DISK_BYTES" placeholder:"SIZE"`
 	DatabaseURL     string        `help:"Postgres 15 or newer to use as the ledger; default a private one." env:"ROCKET_DATABASE_URL" placeholder:"URL"`
 	EventsRetention time.Duration `help:"Drop events older than this of sessions without an open turn, not their lineage and tokens; 0s: keep all." default:"0s" env:"ROCKET_EVENTS_RETENTION" placeholder:"DURATION"`
-	DrainTimeout    time.Duration `help:"What running turns get at shutdown." default:"30s" env:"ROCKET_DRAIN_TIMEOUT"`
+	DrainTimeout    time.Duration `help:"What running turns get at shutdown; 0s: nothing." default:"30s" env:"ROCKET_DRAIN_TIMEOUT"`
 	LogFormat       string        `help:"text or json." enum:"text,json" default:"text" env:"ROCKET_LOG_FORMAT"`
 	LogLevel        string        `help:"debug, info, warn or error." enum:"debug,info,warn,error" default:"info" env:"ROCKET_LOG_LEVEL"`
 	engineFlags
@@ -46,8 +46,8 @@ type serveCmd struct {
 
 func (s serveCmd) Run(c *console) (err error) {
 	log := newLog(c.err, s.LogFormat, s.LogLevel)
-	if s.EventsRetention < 0 {
-		return usage("--events-retention must not be negative")
+	if err := s.checkDurations(); err != nil {
+		return err
 	}
 	// What is wrong most often first: it should show before minutes of loading.
 	if _, _, err := modelDir(s.Model); err != nil {
@@ -103,7 +103,8 @@ func (s serveCmd) Run(c *console) (err error) {
 	}
 	srv, err := server.New(server.Options{
 		Sessions: manager, Log: log, Version: buildVersion(), Web: web.Handler(),
-		Address: address, PeerCA: reach.peers, TrustedProxies: reach.proxies, AllowedHosts: s.AllowHost, RequireKeys: keys, TLS: reach.tls, DrainTimeout: s.DrainTimeout,
+		Address: address, PeerCA: reach.peers, TrustedProxies: reach.proxies, AllowedHosts: s.AllowHost, RequireKeys: keys, TLS: reach.tls,
+		DrainTimeout:   max(s.DrainTimeout, 1), // 0 is the default's name there
 		ConnectionsMax: connectionsMax(log),
 	})
 	if err != nil {
@@ -111,6 +112,17 @@ func (s serveCmd) Run(c *console) (err error) {
 	}
 	s.announce(c, ln.Addr(), l, keys)
 	return srv.Serve(c.ctx, ln)
+}
+
+// checkDurations refuses what would be taken for something else.
+func (s serveCmd) checkDurations() error {
+	switch {
+	case s.EventsRetention != 0 && s.EventsRetention < time.Second:
+		return usage("--events-retention: want 1s or more, or 0s for all, not %v", s.EventsRetention)
+	case s.DrainTimeout < 0:
+		return usage("--drain-timeout: want 0s or more, not %v", s.DrainTimeout)
+	}
+	return nil
 }
 
 // diskDir is the disk tier's folder, "" when there is none.

@@ -36,12 +36,12 @@ type sessionCmd struct {
 	Ancestors sessionAncestors `cmd:"" help:"Show what a session was forked from."`
 	Common    sessionCommon    `cmd:"" help:"Show where the lines of two sessions part."`
 	Path      sessionPath      `cmd:"" help:"Show the sessions between two."`
-	Turn      sessionTurn      `cmd:"" help:"Append a prompt and stream the answer."`
+	Turn      sessionTurn      `cmd:"" help:"Append a prompt and stream the answer; Ctrl-C cancels the turn."`
 	Fork      sessionFork      `cmd:"" help:"Fork a session at a token offset."`
 	Cancel    sessionCancel    `cmd:"" help:"Cancel the open turn."`
 	Detach    sessionDetach    `cmd:"" help:"Move a session's bytes off the device."`
 	Resume    sessionResume    `cmd:"" help:"Bring a session back."`
-	Attach    sessionAttach    `cmd:"" help:"Follow a session's tokens live."`
+	Attach    sessionAttach    `cmd:"" help:"Follow a session's tokens live; Ctrl-C leaves the session as it is."`
 	Release   sessionRelease   `cmd:"" help:"Have a session's server give it up, so that the one that is called next has it."`
 	Close     sessionClose     `cmd:"" help:"Make a session read-only."`
 	Rm        sessionRm        `cmd:"" help:"Delete sessions."`
@@ -58,6 +58,9 @@ type sessionLs struct {
 }
 
 func (l sessionLs) Run(c *console, cmds *commands) error {
+	if l.Limit < 1 {
+		return usage("--limit: want 1 or more, not %d", l.Limit)
+	}
 	api, err := cmds.Session.connect()
 	if err != nil {
 		return err
@@ -93,11 +96,14 @@ type sessionNew struct {
 	Label  map[string]string `help:"Label." placeholder:"KEY=VALUE"`
 	Input  *string           `help:"Raw text that the line begins with." placeholder:"TEXT"`
 	System *string           `help:"System message." placeholder:"TEXT"`
-	TTL    time.Duration     `help:"Close after so long without use." placeholder:"DURATION"`
+	TTL    *time.Duration    `name:"ttl" help:"Close after so long without use, in whole seconds: 90s, 12h; default never." placeholder:"DURATION"`
 	Pin    bool              `help:"Protect from eviction."`
 }
 
 func (n sessionNew) Run(c *console, cmds *commands) error {
+	if t := deref(n.TTL); n.TTL != nil && (t < time.Second || t%time.Second != 0) {
+		return usage("--ttl: want whole seconds, 1s or more, not %v", t)
+	}
 	api, err := cmds.Session.connect()
 	if err != nil {
 		return err
@@ -110,8 +116,8 @@ func (n sessionNew) Run(c *console, cmds *commands) error {
 		}
 		req.Messages = []client.Message{{Role: "system", Content: *n.System}}
 	}
-	if n.TTL > 0 {
-		seconds := int(n.TTL / time.Second)
+	if n.TTL != nil {
+		seconds := int(*n.TTL / time.Second)
 		req.TTLSeconds = &seconds
 	}
 	session, err := api.Create(c.ctx, req, client.CallOptions{})
@@ -195,6 +201,9 @@ type sessionTree struct {
 }
 
 func (t sessionTree) Run(c *console, cmds *commands) error {
+	if err := checkDepth(t.Depth); err != nil {
+		return err
+	}
 	api, err := cmds.Session.connect()
 	if err != nil {
 		return err
@@ -208,6 +217,14 @@ func (t sessionTree) Run(c *console, cmds *commands) error {
 		return c.print(tree)
 	}
 	c.say("%s", strings.Join(drawTree(tree), "\n"))
+	return nil
+}
+
+// checkDepth refuses what the client takes for all levels.
+func checkDepth(depth int) error {
+	if depth < -1 {
+		return usage("--depth: want 0 or more, or -1 for all, not %d", depth)
+	}
 	return nil
 }
 

@@ -16,6 +16,9 @@ type sessionAncestors struct {
 }
 
 func (a sessionAncestors) Run(c *console, cmds *commands) error {
+	if err := checkDepth(a.Depth); err != nil {
+		return err
+	}
 	api, err := cmds.Session.connect()
 	if err != nil {
 		return err
@@ -107,7 +110,7 @@ type sessionExport struct {
 
 func (e sessionExport) Run(c *console, cmds *commands) error {
 	if e.Out == "" && c.json {
-		return usage("--json needs --out: the bundle itself goes to standard output")
+		return usage("--out: --json needs it, for the bundle itself goes to standard output")
 	}
 	api, err := cmds.Session.connect()
 	if err != nil {

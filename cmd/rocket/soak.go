@@ -29,8 +29,8 @@ type soakCmd struct {
 }
 
 func (s soakCmd) Run(c *console) (err error) {
-	if s.Kills < 0 || s.Sessions < 1 || s.Every <= 0 {
-		return usage("--kills, --sessions, --every: want more than 0")
+	if s.Kills < 0 || s.Sessions < 1 || s.Every <= 0 || s.Within <= 0 {
+		return usage("--kills: want 0 or more; --sessions, --every, --within: want more than 0")
 	}
 	dir, err := os.MkdirTemp("", "rocket-soak-")
 	if err != nil {
