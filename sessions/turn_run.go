@@ -16,12 +16,12 @@ const (
 	deltaTokensMax = 16_384
 
 	// deltaInterval is the least time between two deltas of a turn: what is
-	// generated meanwhile comes as one. Whoever watches sees no difference at 50
+	// generated meanwhile comes as one. Whoever watches sees no difference at 40
 	// a second, and a model that needs longer for a token is not delayed at all;
 	// of a fast one each delta would cost more than its token: an event to
 	// encode, one write a reader, one wake-up of each, and of the ledger's writer.
 	// The first token of a turn and its end never wait, nor does a fork.
-	deltaInterval = 20 * time.Millisecond
+	deltaInterval = 25 * time.Millisecond
 )
 
 // turn is a session's open turn. Its goroutine reads the engine's run, turns
