@@ -29,6 +29,15 @@ func (t *turns) took(ns string) {
 	t.at[ns] = t.now
 }
 
+// byNamespace counts runs.
+func byNamespace(list []*Run) map[string]int {
+	n := map[string]int{}
+	for _, r := range list {
+		n[r.seq.ns]++
+	}
+	return n
+}
+
 // queueFull reports whether no run of a namespace may wait any more: when the
 // queue is full and the namespace has its share of it. So a flood cannot keep
 // others out; at most twice QueueLen runs wait.
@@ -36,10 +45,8 @@ func (e *Engine) queueFull(ns string) bool {
 	if len(e.queue) < e.opts.QueueLen {
 		return false
 	}
-	waiting := map[string]int{ns: 0}
-	for _, r := range e.queue {
-		waiting[r.seq.ns]++
-	}
+	waiting := byNamespace(e.queue)
+	waiting[ns] += 0 // it shares, whether it has one waiting or not
 	return len(e.queue) >= 2*e.opts.QueueLen || waiting[ns] >= max(1, e.opts.QueueLen/len(waiting))
 }
 
@@ -47,10 +54,7 @@ func (e *Engine) queueFull(ns string) bool {
 // the namespace with the fewest runs in the batch, among equals of the one that
 // was longest not admitted, and of it the oldest.
 func (e *Engine) nextQueued() int {
-	running := map[string]int{}
-	for _, r := range e.running {
-		running[r.seq.ns]++
-	}
+	running := byNamespace(e.running)
 	best := 0
 	for i, r := range e.queue {
 		a, b := r.seq.ns, e.queue[best].seq.ns
@@ -66,10 +70,7 @@ func (e *Engine) nextQueued() int {
 // youngest run waits in the queue from then on, behind all others, and goes on
 // with the same tokens later: its pages and its state are in the tree.
 func (e *Engine) makePlace(ns string) bool {
-	running := map[string]int{}
-	for _, r := range e.running {
-		running[r.seq.ns]++
-	}
+	running := byNamespace(e.running)
 	var victim *Run
 	for _, r := range e.running {
 		n := running[r.seq.ns]
